@@ -1,0 +1,180 @@
+"""The commit protocol: what has no marker does not exist; what has one is checked before use.
+
+A committed thing is a set of files in one folder under a stem: `<stem>.manifest.json` names each file with
+its bytes and blake3 digest, and `<stem>.committed`, written last, holds the manifest's own digest.
+Order: files beside their final names, fsync, rename, manifest, fsync of the folder, marker, fsync.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gemma_neuron.errors import IntegrityError
+
+CHUNK_BYTES = 8 * 1024 * 1024
+PARTIAL_SUFFIX = ".partial"
+
+
+class FileEntry(BaseModel):
+    """One file of a committed set; `name` is a plain name inside the set's folder."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    bytes: int
+    blake3: str
+
+
+class Manifest(BaseModel):
+    """What a committed set holds; `facts` is the stage's own record (keys, sizes, times)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    files: tuple[FileEntry, ...]
+    facts: dict[str, Any] = {}
+
+
+def digest_bytes(data: bytes) -> str:
+    return blake3(data).hexdigest()
+
+
+def digest_json(value: object) -> str:
+    """Digest of a value's canonical JSON text (sorted keys, no spaces)."""
+    return digest_bytes(json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
+
+
+def digest_file(path: Path) -> str:
+    """blake3 of a file's bytes, read in bounded pieces."""
+    hasher = blake3()
+    with path.open("rb") as file:
+        while piece := file.read(CHUNK_BYTES):
+            hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """fsync a folder, so that a rename or a new name in it survives a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write beside, fsync, rename, fsync the folder: `path` is the old bytes or the new, never part."""
+    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    sync_folder(path.parent)
+
+
+def write_json_atomic(path: Path, value: object) -> None:
+    write_atomic(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+
+
+def remove_partials(folder: Path) -> list[str]:
+    """Remove what an interrupted write left beside its final name; the names removed."""
+    leftovers = sorted(folder.rglob("*" + PARTIAL_SUFFIX)) if folder.is_dir() else []
+    for path in leftovers:
+        path.unlink()
+    return [path.name for path in leftovers]
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedSet:
+    """A set of files under `folder` that counts only with its marker."""
+
+    folder: Path
+    stem: str
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.folder / f"{self.stem}.manifest.json"
+
+    @property
+    def marker_path(self) -> Path:
+        return self.folder / f"{self.stem}.committed"
+
+    def manifest(self) -> Manifest | None:
+        """The manifest, or None when the set was never committed.
+
+        Raises IntegrityError when the marker is there and the manifest is not what it vouches for.
+        """
+        if not self.marker_path.is_file():
+            return None
+        try:
+            data = self.manifest_path.read_bytes()
+            manifest = Manifest.model_validate_json(data)
+        except (OSError, ValidationError) as error:
+            raise IntegrityError(
+                f"{self.manifest_path} cannot be read though its marker is there: {error}",
+                f"Remove {self.folder} and run the same command to build it again.",
+            ) from error
+        if digest_bytes(data) != self.marker_path.read_text().strip():
+            raise IntegrityError(
+                f"{self.manifest_path} does not have the digest its marker names.",
+                f"Remove {self.folder} and run the same command to build it again.",
+            )
+        return manifest
+
+    def commit(self, names: Iterable[str], facts: dict[str, Any] | None = None) -> Manifest:
+        """Make the files `names` (already at their final names and fsynced) count."""
+        entries = tuple(
+            FileEntry(
+                name=name,
+                bytes=(self.folder / name).stat().st_size,
+                blake3=digest_file(self.folder / name),
+            )
+            for name in names
+        )
+        return self.commit_entries(entries, facts)
+
+    def commit_entries(
+        self, entries: tuple[FileEntry, ...], facts: dict[str, Any] | None = None
+    ) -> Manifest:
+        """As `commit`, for files whose digests were taken while they were written."""
+        manifest = Manifest(files=entries, facts=facts or {})
+        data = manifest.model_dump_json(indent=1).encode()
+        write_atomic(self.manifest_path, data)
+        write_atomic(self.marker_path, (digest_bytes(data) + "\n").encode())
+        return manifest
+
+    def verify(self) -> Manifest:
+        """The manifest, after every file's size and digest were found as it says.
+
+        Raises IntegrityError naming the first file that differs, and both digests.
+        """
+        manifest = self.manifest()
+        if manifest is None:
+            raise IntegrityError(
+                f"{self.folder / self.stem} is not committed: its marker is missing.",
+                "Run `gemma-neuron compile` again with the same arguments.",
+            )
+        for entry in manifest.files:
+            path = self.folder / entry.name
+            found = path.stat().st_size if path.is_file() else None
+            if found != entry.bytes or digest_file(path) != entry.blake3:
+                size = "no file" if found is None else f"{found} bytes"
+                raise IntegrityError(
+                    f"{path}: found {size} with another digest than the manifest's "
+                    f"{entry.bytes} bytes, blake3 {entry.blake3[:16]}….",
+                    f"Remove {self.marker_path} and run the same command to build it again.",
+                )
+        return manifest
+
+    def withdraw(self) -> None:
+        """Take the marker away first, then the manifest: the set no longer exists."""
+        self.marker_path.unlink(missing_ok=True)
+        self.manifest_path.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Back ends by name, imported late, never substituted for one another."""

@@ -1,0 +1,205 @@
+"""A port is a folder: where its parts lie, its record, its ledger and its events (design section 4)."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from gemma_neuron.artifacts import CommittedSet, digest_json, write_json_atomic
+from gemma_neuron.backends.base import CompileSpec, UnitSpec
+from gemma_neuron.errors import PortIncompleteError, PortMismatchError
+from gemma_neuron.plan import ShardPlan
+
+if TYPE_CHECKING:
+    from gemma_neuron.geometry import ModelGeometry
+
+FORMAT_VERSION = 1
+RECORD_NAME = "port.json"
+UNIT_STEM = "graph"
+Outcome = Literal["built", "reused", "failed"]
+
+
+class SourceRecord(BaseModel):
+    """Where the checkpoint came from; `uri` is a path, hub id or s3:// URI as given."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["folder", "hub", "s3"]
+    uri: str
+    revision: str = ""
+
+
+class Fingerprints(BaseModel):
+    """Digests that say which port this is. `template` is empty for a model without one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    config: str
+    checkpoint: str
+    template: str
+    plan: str
+
+
+class PortRecord(BaseModel):
+    """`port.json`. `compile` is None until graphs were asked for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = FORMAT_VERSION
+    source: SourceRecord
+    fingerprints: Fingerprints
+    versions: dict[str, str]
+    compile: CompileSpec | None = None
+    warnings: tuple[str, ...] = ()
+    """Audit warnings, shown at every later stage."""
+
+    @property
+    def digest(self) -> str:
+        """Names the port: its fingerprints and what its graphs share."""
+        return digest_json(
+            {"fingerprints": self.fingerprints.model_dump(), "compile": self.model_dump()["compile"]}
+        )
+
+
+@dataclass(frozen=True)
+class Port:
+    """A port's folder. Reading raises PortIncompleteError when a part it needs is not there."""
+
+    path: Path
+
+    @cached_property
+    def record(self) -> PortRecord:
+        file = self.path / RECORD_NAME
+        if not file.is_file():
+            raise PortIncompleteError(
+                f"{self.path} is no port: it has no {RECORD_NAME}.",
+                "Make one with `gemma-neuron compile SOURCE --out PORT`.",
+            )
+        try:
+            record = PortRecord.model_validate_json(file.read_bytes())
+        except ValidationError as error:
+            raise PortIncompleteError(
+                f"{file} is not a port record of format {FORMAT_VERSION}: {error.error_count()} "
+                f"problems, first {error.errors()[0]['loc']}: {error.errors()[0]['msg']}.",
+                "Compile into a new folder.",
+            ) from error
+        return record
+
+    @cached_property
+    def plan(self) -> ShardPlan:
+        return TypeAdapter(ShardPlan).validate_json(self._bytes("plan.json"))
+
+    @cached_property
+    def geometry(self) -> ModelGeometry:
+        from gemma_neuron.models.registry import read_geometry
+
+        return read_geometry(json.loads((self.source_folder / "config.json").read_text()))
+
+    @property
+    def spec(self) -> CompileSpec:
+        if self.record.compile is None:
+            raise PortIncompleteError(
+                f"{self.path} is sharded but not compiled.",
+                "Run `gemma-neuron compile` with the same source and --out.",
+            )
+        return self.record.compile
+
+    @property
+    def source_folder(self) -> Path:
+        return self.path / "source"
+
+    @property
+    def weights_folder(self) -> Path:
+        return self.path / "weights"
+
+    @property
+    def golden_folder(self) -> Path:
+        return self.path / "golden"
+
+    def rank_file(self, rank: int) -> Path:
+        return self.weights_folder / f"rank-{rank:02d}.safetensors"
+
+    def rank_set(self, rank: int) -> CommittedSet:
+        return CommittedSet(self.weights_folder, f"rank-{rank:02d}")
+
+    def unit_folder(self, unit: UnitSpec) -> Path:
+        return self.path / "graphs" / unit.name
+
+    def unit_set(self, unit: UnitSpec) -> CommittedSet:
+        return CommittedSet(self.unit_folder(unit), UNIT_STEM)
+
+    def read_json(self, name: str) -> Any:
+        """A JSON part of the port (audit.json, plan.json, validation.json), or None."""
+        file = self.path / name
+        return json.loads(file.read_bytes()) if file.is_file() else None
+
+    def write_record(self, record: PortRecord) -> None:
+        write_json_atomic(self.path / RECORD_NAME, record.model_dump(mode="json"))
+        self.__dict__.pop("record", None)
+
+    def append(self, name: str, line: dict[str, Any]) -> None:
+        """Append one JSON line with its time to `ledger.jsonl` or `events.jsonl`, fsynced."""
+        text = json.dumps({"time": round(time.time(), 3), **line}, sort_keys=True) + "\n"
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def ledger(self) -> list[dict[str, Any]]:
+        """All ledger lines; a last line torn by a crash is left out."""
+        return _json_lines(self.path / "ledger.jsonl")
+
+    def events(self) -> list[dict[str, Any]]:
+        return _json_lines(self.path / "events.jsonl")
+
+    def _bytes(self, name: str) -> bytes:
+        file = self.path / name
+        if not file.is_file():
+            raise PortIncompleteError(
+                f"{self.path} has no {name}.",
+                "Run `gemma-neuron compile` again with the same arguments.",
+            )
+        return file.read_bytes()
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue
+    return lines
+
+
+def check_out_folder(path: Path, fingerprints: Fingerprints) -> None:
+    """Refuse an `--out` that holds another port or something that is none, before anything is written."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise PortMismatchError(f"--out {path} is a file.", "Name a folder that is new or a port.")
+    if not (path / RECORD_NAME).is_file():
+        if any(path.iterdir()):
+            raise PortMismatchError(
+                f"--out {path} holds files but no {RECORD_NAME}: it is no port.",
+                "Name a new folder.",
+            )
+        return
+    found = Port(path).record.fingerprints
+    for field in type(found).model_fields:
+        had, now = getattr(found, field), getattr(fingerprints, field)
+        if had != now:
+            raise PortMismatchError(
+                f"--out {path} holds another port: its {field} is {had[:16] or 'none'}, this "
+                f"source and plan give {now[:16] or 'none'}.",
+                "Name a new folder, or remove that one.",
+            )
