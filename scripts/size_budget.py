@@ -1,7 +1,7 @@
-"""Lists files and functions of the package that are long, and fails on those that are too long.
+"""Lists files and functions that are long, and fails on those that are too long.
 
-In: the Python files of the package, of the tests, of scripts/ and the launcher. Out: a listing on stdout. Fails: a file
-over 400 lines or a function over 80. Over 300 and 50 they are only named: time to split.
+In: the Python files of the package, of tests/ and scripts/, and the launcher. Out: a listing.
+Fails: a file over 400 lines, a function over 80. Over 300 and 50 they are named: time to split.
 """
 
 import ast
