@@ -1,0 +1,34 @@
+"""The texts by which each Gemma family marks turns, thoughts and tool answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyMarkers:
+    """How a family marks turns. Ids 105 and 106 mean different text in Gemma 3 and 4: compare text."""
+
+    family: str
+    turn_open: str
+    turn_end: str
+    think: str | None = None
+    """Asks for thinking when it stands in the prompt."""
+    thought_open: str | None = None
+    thought_close: str | None = None
+    reply_close: str | None = None
+    """Ends a tool's answer; after it the model goes on without a new turn."""
+
+
+FAMILIES = (
+    FamilyMarkers(
+        family="Gemma 4",
+        turn_open="<|turn>",
+        turn_end="<turn|>",
+        think="<|think|>",
+        thought_open="<|channel>",
+        thought_close="<channel|>",
+        reply_close="<tool_response|>",
+    ),
+    FamilyMarkers(family="Gemma 3", turn_open="<start_of_turn>", turn_end="<end_of_turn>"),
+)
