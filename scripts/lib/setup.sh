@@ -29,7 +29,7 @@ find_python() {
     printf '%s\n' "$path"
     return
   done
-  fail "Python 3.11, 3.12 or 3.13 with the venv module is needed, and none is in PATH (python3 is $(python3 -V 2>&1 || true))" \
+  fail "Python 3.11, 3.12 or 3.13 with the venv module is needed, and none is in PATH (python3 is $(python3 -V 2>/dev/null || echo missing))" \
     "apt-get install python3 python3-venv (Debian, Ubuntu) or dnf install python3.11, or name one: GEMMA_NEURON_PYTHON=/path/to/python3.11"
 }
 
