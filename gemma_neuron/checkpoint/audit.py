@@ -1,0 +1,124 @@
+"""`inspect`: is this checkpoint whole, and is every tensor of it explained?
+
+In: a `Source`. Out: `AuditReport`. Structure is judged from headers alone; the bytes of persistent buffers
+are always read (a few), all others only with `values`. Raises ConfigError or UnknownModelError when
+config.json does not say what the model is; everything else is a finding.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from gemma_neuron.checkpoint.formats import format_findings
+from gemma_neuron.checkpoint.index import CheckpointIndex, TensorEntry
+from gemma_neuron.checkpoint.ledger import Ledger, build_ledger
+from gemma_neuron.checkpoint.prompt_files import prompt_facts
+from gemma_neuron.checkpoint.source import CONFIG_NAME, Source, read_config
+from gemma_neuron.checkpoint.values import read_buffers, scan_values
+from gemma_neuron.errors import AuditFailed
+from gemma_neuron.geometry import ModelGeometry
+from gemma_neuron.models.registry import read_geometry, read_parameter_table
+from gemma_neuron.parameters import ParameterTable
+from gemma_neuron.reports import AuditReport, Finding, TensorCounts
+
+OTHER_FORMATS = ("adapter", "quantised", "unsafe-format")
+"""With one of these the tensors are not of the model's table, and comparing them says nothing more."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The report, and what later stages need of how it was found."""
+
+    report: AuditReport
+    geometry: ModelGeometry | None
+    table: ParameterTable | None
+    index: CheckpointIndex
+    ledger: Ledger | None
+
+    def tensors(self) -> dict[str, TensorEntry]:
+        """Our name of each parameter → where its bytes lie. Raises AuditFailed on a broken report."""
+        require_ok(self.report)
+        assert self.ledger is not None
+        return self.ledger.used
+
+
+def audit(
+    source: Source, *, values: bool = False, need_template: bool | None = None
+) -> AuditReport:
+    """Report on a checkpoint. `values`: stream all bytes too. `need_template`: see `prompt_facts`."""
+    return examine(source, values=values, need_template=need_template).report
+
+
+def examine(source: Source, *, values: bool = False, need_template: bool | None = None) -> Audit:
+    """As `audit`, with geometry, index and ledger, for the stages that go on from here."""
+    # A folder without a config is an adapter or GGUF one; open_source lets no other in.
+    config = read_config(source) if os.path.lexists(source.folder / CONFIG_NAME) else None
+    formats = format_findings(source, config)
+    index = CheckpointIndex.open(source)
+    if config is None:
+        return Audit(_report(index, [*formats, *index.findings]), None, None, index, None)
+    geometry = read_geometry(config)
+    table = read_parameter_table(geometry)
+    findings = [*formats, *index.findings]
+    prompt = prompt_facts(source, config, geometry, need_template)
+    facts: dict[str, Any] = {
+        "geometry": geometry.to_json(),
+        "chat_template": prompt.template,
+        "stop_token_ids": prompt.stop_ids,
+    }
+    ledger = None
+    if not any(finding.kind in OTHER_FORMATS for finding in formats):
+        ledger = build_ledger(index, table, whole_copies=values)
+        buffers, about_buffers = read_buffers(
+            index,
+            [(s.name, ledger.used[s.name]) for s in table if s.name in ledger.used and s.buffer],
+        )
+        findings += [*ledger.findings, *about_buffers]
+        facts |= {
+            "buffers": tuple(buffers),
+            "tensors": _counts(ledger, table),
+            "skipped_by_rule": ledger.skipped_by_rule,
+        }
+        if values:
+            seen = {(finding.kind, finding.tensor) for finding in about_buffers}
+            scanned = scan_values(index, [*ledger.used.values(), *ledger.tied.values()])
+            findings += [found for found in scanned if (found.kind, found.tensor) not in seen]
+    report = _report(index, [*findings, *prompt.findings], **facts)
+    return Audit(report, geometry, table, index, ledger)
+
+
+def require_ok(report: AuditReport) -> None:
+    """Raise AuditFailed naming the first errors when the report has any."""
+    errors = report.errors
+    if errors:
+        shown = "; ".join(f"{found.kind}: {found.message}" for found in errors[:3])
+        more = f" (and {len(errors) - 3} more)" if len(errors) > 3 else ""
+        raise AuditFailed(
+            f"The checkpoint has {len(errors)} errors: {shown}{more}",
+            "Run `gemma-neuron inspect SOURCE` for the whole list.",
+        )
+
+
+def _counts(ledger: Ledger, table: ParameterTable) -> TensorCounts:
+    return TensorCounts(
+        used=len(ledger.used),
+        tied=len(ledger.tied),
+        derived=sum(spec.origin == "derived" for spec in table),
+        skipped=len(ledger.skipped),
+        unexplained=len(ledger.unexplained),
+    )
+
+
+def _report(index: CheckpointIndex, findings: list[Finding], **facts: Any) -> AuditReport:
+    """The report, errors first, each in the order found."""
+    nothing: dict[str, Any] = {
+        "tensors": TensorCounts(used=0, tied=0, derived=0, skipped=0, unexplained=0),
+        "buffers": (),
+        "geometry": {},
+        "chat_template": {"present": False, "source": "", "sha256": ""},
+        "stop_token_ids": (),
+    }
+    ordered = sorted(findings, key=lambda finding: finding.severity != "error")
+    return AuditReport(findings=tuple(ordered), checkpoint_digest=index.digest, **(nothing | facts))
