@@ -1,0 +1,112 @@
+"""Which golden a validation uses: the one named, the one the port has, or a new one from the checkpoint.
+
+In: the port's identity. Out: Golden, or None when there is neither golden nor checkpoint. Refused: a
+checkpoint whose weight files are not those the port was made from (IntegrityError).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gemma_neuron.artifacts import CommittedSet
+from gemma_neuron.errors import GemmaNeuronError, IntegrityError
+from gemma_neuron.validation.golden import Golden, GoldenIdentity, load_golden, weight_digests
+from gemma_neuron.validation.make import FollowUp, make_golden
+from gemma_neuron.validation.prompts import GoldenPrompts
+
+if TYPE_CHECKING:
+    from gemma_neuron.port import Port
+
+REFERENCE_DTYPE = "float32"
+"""A bfloat16 port is held against float32 too, with the noise of stock bfloat16 measured beside it."""
+
+
+def port_identity(port: Port, prompts_digest: str, template_sha256: str) -> GoldenIdentity:
+    """Of what a golden for this port must be."""
+    dtype = port.spec.dtype
+    return GoldenIdentity(
+        checkpoint_digest=port.record.fingerprints.checkpoint,
+        template_sha256=template_sha256,
+        prompts_digest=prompts_digest,
+        dtype=REFERENCE_DTYPE,
+        noise_dtype=dtype if dtype != REFERENCE_DTYPE else None,
+        files=source_files(port),
+    )
+
+
+def source_files(port: Port) -> dict[str, str]:
+    """Weight file → blake3 from the port's source.json; empty when it names none."""
+    listed: Any = port.read_json("source.json")
+    entries = listed.get("files", []) if isinstance(listed, dict) else listed or []
+    return {
+        str(entry["name"]): str(entry["blake3"])
+        for entry in entries
+        if isinstance(entry, dict)
+        and str(entry.get("name", "")).endswith(".safetensors")
+        and entry.get("blake3")
+    }
+
+
+def find_golden(
+    folder: Path,
+    identity: GoldenIdentity,
+    *,
+    given: Path | None,
+    checkpoint: Path | None,
+    prompts: GoldenPrompts,
+    follow_up: FollowUp | None,
+    progress: Callable[[str], None],
+) -> Golden | None:
+    """The golden to compare with; a new one is committed in `folder` under its key."""
+    if given is not None:
+        return _import(given, folder, identity)
+    out = folder / f"{identity.key}.safetensors"
+    if CommittedSet(folder, identity.key).manifest() is not None:
+        return load_golden(out, identity)
+    if checkpoint is None:
+        return _any_golden(folder, identity)
+    _refuse_other_weights(checkpoint, identity)
+    return make_golden(checkpoint, prompts, identity, out, follow_up=follow_up, progress=progress)
+
+
+def _import(given: Path, folder: Path, identity: GoldenIdentity) -> Golden:
+    """Check a golden, then keep it in the port."""
+    found = load_golden(given, identity)
+    if found.path.parent.resolve() == folder.resolve():
+        return found
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [found.path.name, found.path.with_suffix(".json").name]
+    CommittedSet(folder, found.path.stem).withdraw()
+    for name in names:
+        shutil.copyfile(found.path.parent / name, folder / name)
+    CommittedSet(folder, found.path.stem).commit(names, {"key": found.provenance.key})
+    return load_golden(folder / found.path.name, identity)
+
+
+def _any_golden(folder: Path, identity: GoldenIdentity) -> Golden | None:
+    """The newest golden of this checkpoint and template, whatever its prompts."""
+    files = sorted(
+        folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime, reverse=True
+    )
+    for path in files:
+        try:
+            return load_golden(path, identity)
+        except GemmaNeuronError:
+            continue
+    return None
+
+
+def _refuse_other_weights(checkpoint: Path, identity: GoldenIdentity) -> None:
+    if not identity.files:
+        return
+    found = weight_digests(checkpoint)
+    for name, needed in identity.files.items():
+        if found.get(name) != needed:
+            raise IntegrityError(
+                f"--checkpoint {checkpoint}: {name} has blake3 {found.get(name, 'none')[:16]}, the "
+                f"port was made from {needed[:16]}.",
+                "Give the checkpoint this port was compiled from, or compile this one into a new port.",
+            )

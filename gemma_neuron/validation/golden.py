@@ -1,0 +1,250 @@
+"""Goldens: what stock transformers says to a set of prompts, kept as a file with its provenance.
+
+In: a checkpoint folder and GoldenPrompts. Out: `Golden`, one safetensors and one JSON beside it, committed
+together. Refused on loading: one that stock transformers did not make, or of another checkpoint or
+template.
+
+Tensors: `text.<name>.ids` int32 [n], `.logsumexp` and `.target_logprob` float32 [n], `.logits` float32
+[n, vocab] (texts up to 128 tokens) or `.top_ids` int32 and `.top_values` float32 [n, 1000], best first;
+`greedy.<name>.prompt` and `.tokens` int32, `.top_ids` and `.top_values` [tokens, 10].
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gemma_neuron.artifacts import CommittedSet, digest_file, digest_json, write_json_atomic
+from gemma_neuron.errors import IntegrityError, ReferenceUnavailableError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+FORMAT_VERSION = 1
+PRODUCER = "transformers "
+
+
+class Noise(BaseModel):
+    """How far stock transformers at `dtype` lies from the golden's own dtype, over the same texts.
+
+    `relative`: largest distance of any recorded logit, over the text's largest; `kl` the largest
+    of a position; `pearson` the least; `gap` the largest change, in logits, of the lead of the likeliest
+    token over the second.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dtype: str
+    relative: float
+    kl: float
+    pearson: float
+    gap: float
+
+
+class Provenance(BaseModel):
+    """What a golden was made from and by; the JSON beside the tensors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = FORMAT_VERSION
+    key: str
+    producer: dict[str, str]
+    """`producer` ("transformers <version>"), torch, class, attention, dtype, device."""
+    checkpoint_digest: str
+    template_sha256: str
+    files: dict[str, str]
+    """Weight file → blake3 of the checkpoint it was made from."""
+    prompts_digest: str
+    seed: int
+    sanity_loss: float
+    shuffled_loss: float
+    sanity_tokens: int
+    noise: Noise | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenText:
+    """One teacher-forced text. `top_ids` None: `values` are all logits [n, vocab], else [n, k]."""
+
+    name: str
+    ids: NDArray[np.int32]
+    values: NDArray[np.float32]
+    top_ids: NDArray[np.int32] | None
+    logsumexp: NDArray[np.float32]
+    target_logprob: NDArray[np.float32]
+
+    @property
+    def largest(self) -> float:
+        """The largest logit by magnitude: what distances are measured against."""
+        return float(abs(self.values).max())
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenGreedy:
+    """One greedy continuation; row i of `top_ids`, `top_values` [tokens, 10] is where token i was chosen."""
+
+    name: str
+    prompt: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    top_ids: NDArray[np.int32]
+    top_values: NDArray[np.float32]
+
+    def margin(self, step: int, token: int) -> float:
+        """The reference's lead, in logits, of its own choice over `token` (at least the tenth's)."""
+        row = {
+            int(i): float(v) for i, v in zip(self.top_ids[step], self.top_values[step], strict=True)
+        }
+        best = float(self.top_values[step][0])
+        return best - row.get(token, float(self.top_values[step][-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """A loaded golden; `path` is its safetensors file, `reused` whether it was there before this run."""
+
+    path: Path
+    provenance: Provenance
+    texts: dict[str, GoldenText]
+    greedy: dict[str, GoldenGreedy]
+    reused: bool = True
+
+    @property
+    def digest(self) -> str:
+        return self.path.stem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldenIdentity:
+    """Of what a golden must be; `key` is its file's name."""
+
+    checkpoint_digest: str
+    template_sha256: str
+    prompts_digest: str
+    dtype: str
+    noise_dtype: str | None
+    files: dict[str, str]
+    """Weight file → blake3, as the port's source.json has them; empty when it has none."""
+
+    @property
+    def key(self) -> str:
+        """Also holds the versions that decide the reference's numbers."""
+        from importlib.metadata import version
+
+        facts = {
+            "format": FORMAT_VERSION,
+            "checkpoint": self.checkpoint_digest,
+            "files": self.files,
+            "template": self.template_sha256,
+            "prompts": self.prompts_digest,
+            "dtype": self.dtype,
+            "noise": self.noise_dtype,
+            "transformers": version("transformers"),
+            "torch": version("torch"),
+        }
+        return digest_json(facts)[:32]
+
+
+def save_golden(
+    folder: Path, provenance: Provenance, tensors: dict[str, NDArray[Any]], stem: str | None = None
+) -> Path:
+    """Write and commit `<stem>.safetensors` + `.json`; the safetensors path."""
+    from safetensors.numpy import save_file
+
+    stem = stem or provenance.key
+    folder.mkdir(parents=True, exist_ok=True)
+    committed = CommittedSet(folder, stem)
+    committed.withdraw()
+    file = folder / f"{stem}.safetensors"
+    partial = file.with_name(file.name + ".partial")
+    save_file(tensors, partial)
+    with partial.open("rb") as handle:
+        os.fsync(handle.fileno())
+    partial.replace(file)
+    write_json_atomic(folder / f"{stem}.json", provenance.model_dump(mode="json"))
+    committed.commit([file.name, f"{stem}.json"], {"key": provenance.key})
+    return file
+
+
+def load_golden(path: Path, identity: GoldenIdentity | None = None) -> Golden:
+    """Read a golden's safetensors file (or folder member named without suffix).
+
+    Raises IntegrityError when it is not what its marker vouches for, or is of another checkpoint or
+    template than `identity`; ReferenceUnavailableError when stock transformers did not make it.
+    """
+    path = path if path.suffix == ".safetensors" else path.with_name(path.name + ".safetensors")
+    if not path.is_file():
+        raise ReferenceUnavailableError(
+            f"There is no golden {path}.", "Make one with `gemma-neuron golden SOURCE --out FILE`."
+        )
+    CommittedSet(path.parent, path.stem).verify()
+    try:
+        provenance = Provenance.model_validate_json(path.with_suffix(".json").read_bytes())
+    except (OSError, ValidationError) as error:
+        raise IntegrityError(
+            f"{path.with_suffix('.json')} is not a golden's provenance of format {FORMAT_VERSION}: {error}",
+            "Make the golden again.",
+        ) from error
+    _refuse_other(path, provenance, identity)
+    return _read(path, provenance)
+
+
+def _refuse_other(path: Path, provenance: Provenance, identity: GoldenIdentity | None) -> None:
+    maker = provenance.producer.get("producer", "")
+    if not maker.startswith(PRODUCER):
+        raise ReferenceUnavailableError(
+            f"{path} was made by {maker or 'nobody known'}, not by stock transformers: a port compared "
+            "with its own code agrees with its own faults.",
+            "Make a golden with `gemma-neuron golden SOURCE --out FILE`.",
+        )
+    if identity is None:
+        return
+    pairs = [
+        ("checkpoint", provenance.checkpoint_digest, identity.checkpoint_digest),
+        ("chat template", provenance.template_sha256, identity.template_sha256),
+    ]
+    if identity.files and provenance.files:
+        pairs.append(("weight files", digest_json(provenance.files), digest_json(identity.files)))
+    for what, found, needed in pairs:
+        if found != needed:
+            raise IntegrityError(
+                f"{path} was made from another {what}: found {found[:16] or 'none'}, the port has "
+                f"{needed[:16] or 'none'}.",
+                "Make the golden from the checkpoint this port was compiled from.",
+            )
+
+
+def _read(path: Path, provenance: Provenance) -> Golden:
+    from safetensors.numpy import load_file
+
+    tensors = load_file(path)
+    names = {tuple(key.split(".")[:2]) for key in tensors}
+    texts, greedy = {}, {}
+    for kind, name in sorted(names):
+        mine = {
+            key.split(".")[2]: tensors[key] for key in tensors if key.startswith(f"{kind}.{name}.")
+        }
+        if kind == "text":
+            values = mine["logits"] if "logits" in mine else mine["top_values"]
+            texts[name] = GoldenText(
+                name,
+                mine["ids"],
+                values,
+                mine.get("top_ids"),
+                mine["logsumexp"],
+                mine["target_logprob"],
+            )
+        else:
+            greedy[name] = GoldenGreedy(
+                name, mine["prompt"], mine["tokens"], mine["top_ids"], mine["top_values"]
+            )
+    return Golden(path, provenance, texts, greedy)
+
+
+def weight_digests(folder: Path) -> dict[str, str]:
+    """Weight file → blake3 of a checkpoint folder."""
+    return {file.name: digest_file(file) for file in sorted(folder.glob("*.safetensors"))}

@@ -1,0 +1,1 @@
+"""One file per level; each has `run(context) -> LevelResult`."""

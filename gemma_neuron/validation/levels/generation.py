@@ -1,0 +1,110 @@
+"""Level 5: greedy tokens of port and reference, with the reference's margin where they part.
+
+In: the golden's continuations. Bars: a divergence whose margin lies under the noise of the port's dtype is
+noted, not failed; a port that degenerates where the reference does not fails.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemma_neuron.backends.decode import greedy
+from gemma_neuron.reports import LevelResult
+from gemma_neuron.validation.context import LevelContext, from_problems, result
+from gemma_neuron.validation.degenerate import degenerate
+from gemma_neuron.validation.golden import GoldenGreedy
+
+LEVEL = 5
+
+
+def run(context: LevelContext) -> LevelResult:
+    """Generate every continuation, keep the tokens for level 6, compare."""
+    runner, problems, partings = context.runner, [], []
+    compared = equal = 0
+    items = [
+        item
+        for item in context.reference.greedy.values()
+        if len(item.prompt) + len(item.tokens) <= runner.max_context
+    ]
+    if not items:
+        return result(
+            LEVEL, "not-run", "the port's context is shorter than every prompt of the golden"
+        )
+    for index, item in enumerate(items):
+        tokens = _generate(context, item, index % runner.slots)
+        context.answers[item.name] = tokens
+        same = _equal_run(item.tokens.tolist(), tokens)
+        parted = same < min(len(item.tokens), len(tokens))
+        compared, equal = compared + same + parted, equal + same
+        if parted:
+            partings.append(_parting(context, item, tokens, same))
+        problems += _loop_problems(context, item, tokens)
+    real = [p for p in partings if not p["noise"]]
+    problems = [_parting_words(p) for p in real] + problems
+    context.facts["token_match"] = {"compared": compared, "equal": equal}
+    context.facts["first_divergence"] = _contract((real or partings)[0] if partings else None)
+    detail: dict[str, Any] = {
+        "generations": len(items),
+        "longest": max(len(tokens) for tokens in context.answers.values()),
+        "margin_bar": context.tolerance.margin,
+        "divergences": partings,
+    }
+    noted = f"; {len(partings)} part within the noise" if partings else ""
+    passed = f"{equal} of {compared} greedy tokens equal over {len(items)} prompts{noted}"
+    return from_problems(LEVEL, problems, passed, detail)
+
+
+def _generate(context: LevelContext, item: GoldenGreedy, slot: int) -> list[int]:
+    prompt = context.prompt(item.name)
+    known = prompt is not None and list(prompt.ids) == item.prompt.tolist()
+    limit = prompt.limit if prompt is not None and known else len(item.tokens)
+    room = context.runner.max_context - len(item.prompt)
+    stops = () if prompt is not None and not prompt.stop_ids else context.assets.stop_ids
+    return greedy(context.runner, item.prompt.tolist(), min(limit, room), stops, slot)
+
+
+def _equal_run(a: list[int], b: list[int]) -> int:
+    count = 0
+    for left, right in zip(a, b, strict=False):
+        if left != right:
+            break
+        count += 1
+    return count
+
+
+def _parting(
+    context: LevelContext, item: GoldenGreedy, tokens: list[int], step: int
+) -> dict[str, Any]:
+    margin = item.margin(step, tokens[step])
+    return {
+        "prompt": item.name,
+        "position": len(item.prompt) + step,
+        "step": step,
+        "port_token": tokens[step],
+        "reference_token": int(item.tokens[step]),
+        "margin": float(f"{margin:.4g}"),
+        "noise": margin <= context.tolerance.margin,
+    }
+
+
+def _contract(parting: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The fields of the JSON contract."""
+    if parting is None:
+        return None
+    keys = ("prompt", "position", "port_token", "reference_token", "margin")
+    return {key: parting[key] for key in keys}
+
+
+def _parting_words(parting: dict[str, Any]) -> str:
+    return (
+        f"{parting['prompt']}: at position {parting['position']} the port says {parting['port_token']}, the "
+        f"reference {parting['reference_token']} with a lead of {parting['margin']:.3g} logits"
+    )
+
+
+def _loop_problems(context: LevelContext, item: GoldenGreedy, tokens: list[int]) -> list[str]:
+    stops = context.assets.stop_ids
+    mine = degenerate([t for t in tokens if t not in stops])
+    if mine is None or degenerate([t for t in item.tokens.tolist() if t not in stops]) is not None:
+        return []
+    return [f"{item.name}: the port's output {mine}; the reference's does not"]

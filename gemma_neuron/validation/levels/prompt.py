@@ -1,0 +1,70 @@
+"""Level 0: is the prompt one the model was trained on? Before any number is compared.
+
+In: template, tokenizer, the rendered prompts. Bars: none of a lint's findings; template digest equal to the
+one the port was made with; the template's turn end among the stop ids.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemma_neuron.chat import lint_prompt
+from gemma_neuron.reports import LevelResult
+from gemma_neuron.validation.context import LevelContext, from_problems
+
+LEVEL = 0
+
+
+def run(context: LevelContext) -> LevelResult:
+    """Lint every prompt; the template's part does not apply to a model without one."""
+    assets, prompts = context.assets, context.prompts.greedy
+    problems = [*_template_problems(context), *_stop_problems(context)]
+    linted: dict[str, list[str]] = {}
+    for prompt in prompts:
+        found = lint_prompt(prompt.ids, prompt.text, assets) if prompt.text else []
+        if found:
+            linted[prompt.name] = found
+    problems += dict.fromkeys(line for found in linted.values() for line in found)
+    asked = [prompt for prompt in prompts if prompt.text]
+    if not asked:
+        problems.append(
+            f"no question of {context.questions.origin} can be rendered for scope {context.scope}"
+        )
+    detail: dict[str, Any] = {
+        "prompts": len(asked),
+        "prompts_with_findings": len(linted),
+        "template": assets.template.sha256 if assets.template else "not-applicable",
+        "template_used": context.forced or "the model's own",
+        "stop_token_ids": sorted(assets.stop_ids),
+        "example": asked[0].text[-200:] if asked else "",
+    }
+    return from_problems(LEVEL, problems, f"{len(asked)} prompts lint clean", detail)
+
+
+def _template_problems(context: LevelContext) -> list[str]:
+    own = context.assets.template
+    needed = context.port.record.fingerprints.template
+    if context.forced is not None:
+        return [
+            f"prompts were rendered with {context.forced!r}, not with the model's own chat template: "
+            "what follows judges that prompt, not the model"
+        ]
+    found = own.sha256 if own is not None else ""
+    if found != needed:
+        return [
+            f"the chat template in the port has sha256 {found[:16] or 'none'}; the port was made with "
+            f"{needed[:16] or 'none'}"
+        ]
+    return []
+
+
+def _stop_problems(context: LevelContext) -> list[str]:
+    assets = context.assets
+    if not assets.stop_ids:
+        return ["no stop id is known: neither generation_config.json nor config.json names one"]
+    if assets.turn_end is None:
+        return []
+    token = assets.tokenizer.id_of(assets.turn_end)
+    if token not in assets.stop_ids:
+        return [f"the turn end {assets.turn_end!r} (id {token}) is not among the stop ids"]
+    return []

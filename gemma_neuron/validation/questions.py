@@ -1,0 +1,138 @@
+"""The questions a model is judged on, and its sanity text: `validation.toml`.
+
+In: the file beside the checkpoint, one the user names, or the packaged general set. Out: QuestionSet.
+Refused: a file that is not such a set (UsageError with the first problem).
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gemma_neuron.artifacts import digest_bytes
+from gemma_neuron.errors import UsageError
+
+FILE_NAME = "validation.toml"
+GENERAL = Path(__file__).parent.parent / "data" / "validation" / "general.toml"
+Kind = Literal["fact", "multi-turn", "system", "thinking", "tool", "json", "completion"]
+LIMIT = 48
+"""New tokens a question may take unless it names its own limit."""
+
+
+class Question(BaseModel):
+    """One question. Any of `answers`, contained in the generated text, is right.
+
+    `kind` completion: `prompt` is plain text that the model goes on with (base models). `tool_call` is
+    the function the first answer must call; `tool_result` is then given back and `answers` judge the
+    final text.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompt: str = ""
+    messages: tuple[dict[str, Any], ...] = ()
+    answers: tuple[str, ...] = Field(min_length=1)
+    kind: Kind = "fact"
+    thinking: bool = False
+    tools: str = ""
+    tool_call: str = ""
+    tool_result: str = ""
+    limit: int = Field(default=LIMIT, ge=1)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Question:
+        if bool(self.prompt) == bool(self.messages):
+            raise ValueError("give either `prompt` or `messages`")
+        if self.kind == "completion" and not self.prompt:
+            raise ValueError("kind completion needs `prompt`")
+        if self.kind == "tool" and not (self.tools and self.tool_call and self.tool_result):
+            raise ValueError("kind tool needs `tools`, `tool_call` and `tool_result`")
+        if self.tools and not isinstance(json.loads(self.tools), list):
+            raise ValueError("`tools` must be a JSON list")
+        return self
+
+    @property
+    def turns(self) -> list[dict[str, Any]]:
+        """The conversation up to the answer."""
+        return [*self.messages] if self.messages else [{"role": "user", "content": self.prompt}]
+
+    @property
+    def tool_list(self) -> list[dict[str, Any]] | None:
+        return cast("list[dict[str, Any]]", json.loads(self.tools)) if self.tools else None
+
+
+class Sanity(BaseModel):
+    """Text a working model finds likelier than the same tokens shuffled."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    text: str = Field(min_length=1)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1]
+    sanity: Sanity
+    questions: tuple[Question, ...] = Field(min_length=1)
+
+
+class QuestionSet(BaseModel):
+    """A set with where it came from; `digest` is of the file's bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    origin: str
+    digest: str
+    sanity: str
+    questions: tuple[Question, ...]
+
+    def for_scope(self, scope: str) -> tuple[tuple[str, Question], ...]:
+        """(name, question) of the scope's questions: completions for base, the rest for chat.
+
+        A name is the question's place in the file, so it stays when others are left out.
+        """
+        named = ((f"q{index:02d}", q) for index, q in enumerate(self.questions))
+        return tuple(
+            (name, q) for name, q in named if (q.kind == "completion") == (scope == "base")
+        )
+
+
+def read_questions(path: Path, origin: str = "") -> QuestionSet:
+    """Read one question file. Raises UsageError naming the file and the first problem."""
+    try:
+        data = path.read_bytes()
+        content = tomllib.loads(data.decode())
+        content["schema_version"] = content.pop("schema", None)
+        file = _File.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]).replace("schema_version", "schema")
+        raise UsageError(
+            f"{path} is no question set: {where}: {first['msg']}.",
+            'It needs schema = 1, [sanity] text = "…" and [[questions]] with prompt and answers.',
+        ) from error
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path} cannot be read as a question set: {error}.", "It must be UTF-8 TOML."
+        ) from error
+    return QuestionSet(
+        origin=origin or str(path),
+        digest=digest_bytes(data),
+        sanity=file.sanity.text,
+        questions=file.questions,
+    )
+
+
+def find_questions(chosen: Path | None, folders: tuple[Path, ...]) -> QuestionSet:
+    """The user's file, else the checkpoint's `validation.toml`, else the packaged general set."""
+    if chosen is not None:
+        return read_questions(chosen)
+    for folder in folders:
+        if (folder / FILE_NAME).is_file():
+            return read_questions(folder / FILE_NAME, f"the checkpoint's {FILE_NAME}")
+    return read_questions(GENERAL, "the packaged general set")

@@ -1,0 +1,176 @@
+"""The validator: prepare prompts, find or make the golden, run the levels in order, decide, write.
+
+In: a port, its loaded runner, and a golden or the checkpoint. Out: ValidationReport, also written to the
+port's `validation.json`. Refused: a reference that is none (golden.py says which).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gemma_neuron.artifacts import write_json_atomic
+from gemma_neuron.chat import load_chat_assets
+from gemma_neuron.errors import ReferenceUnavailableError
+from gemma_neuron.reports import LevelResult, ValidationReport
+from gemma_neuron.validation.bars import read_bars
+from gemma_neuron.validation.context import LevelContext, follow_up, result
+from gemma_neuron.validation.find import find_golden, port_identity
+from gemma_neuron.validation.levels import chat as level_chat
+from gemma_neuron.validation.levels import generation, logits, position, prompt, reference, weights
+from gemma_neuron.validation.prompts import (
+    Conversation,
+    Reach,
+    choose_prompts,
+    forced_template,
+)
+from gemma_neuron.validation.questions import find_questions
+from gemma_neuron.validation.verdict import scope, verdict
+
+if TYPE_CHECKING:
+    from gemma_neuron.backends.base import Runner
+    from gemma_neuron.port import Port
+
+LEVELS: dict[int, Callable[[LevelContext], LevelResult]] = {
+    0: prompt.run,
+    1: weights.run,
+    2: reference.run,
+    3: logits.run,
+    4: position.run,
+    5: generation.run,
+    6: level_chat.run,
+}
+NEED_GOLDEN = frozenset({2, 3, 4, 5})
+REPORT_NAME = "validation.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a validation may use and is told to do.
+
+    `checkpoint`: the source folder, for level 1 and for making a golden. `force_template`: a template file or
+    a marker style (`gemma-3`, `gemma-4`, `none`) used instead of the model's own.
+    """
+
+    checkpoint: Path | None = None
+    golden: Path | None = None
+    levels: frozenset[int] | None = None
+    questions: Path | None = None
+    base: bool = False
+    force_template: str | None = None
+
+
+def validate(
+    port: Port,
+    runner: Runner,
+    options: Options | None = None,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+) -> ValidationReport:
+    """Run the levels and write `validation.json`. Raises ReferenceUnavailableError or IntegrityError."""
+    options = options or Options()
+    started = time.monotonic()
+    context = prepare(port, runner, options)
+    done: list[LevelResult] = []
+    for level, run in LEVELS.items():
+        if options.levels is not None and level not in options.levels:
+            done.append(result(level, "not-run", "left out by --levels"))
+            continue
+        progress(f"level {level}")
+        begun = time.monotonic()
+        if level in NEED_GOLDEN and context.golden is None:
+            context.golden = _golden(context, options, progress)
+        found = run(context)
+        done.append(replace(found, seconds=round(time.monotonic() - begun, 3)))
+    report = ValidationReport(
+        verdict=verdict(done),
+        scope=scope(context.talk.template is not None, options.base),
+        levels=tuple(done),
+        token_match=context.facts.get("token_match", {"compared": 0, "equal": 0}),
+        first_divergence=context.facts.get("first_divergence"),
+        warnings=port.record.warnings,
+        provenance=_provenance(context, options, time.monotonic() - started),
+    )
+    write_json_atomic(port.path / REPORT_NAME, {"schema": 1, **report.to_json()})
+    return report
+
+
+def prepare(port: Port, runner: Runner, options: Options) -> LevelContext:
+    """Assets, questions and prompts of one validation; nothing has run yet."""
+    folder = port.source_folder
+    assets = load_chat_assets(folder)
+    template = assets.template
+    if options.force_template is not None:
+        template = forced_template(options.force_template, template)
+    talk = Conversation(
+        assets=assets, template=template, scope=scope(template is not None, options.base)
+    )
+    folders = (folder, options.checkpoint) if options.checkpoint is not None else (folder,)
+    questions = find_questions(options.questions, folders)
+    reach = Reach(
+        window=port.geometry.window,
+        max_context=runner.max_context,
+        buckets=runner.prefill_buckets,
+        vocab=runner.vocab,
+    )
+    return LevelContext(
+        port=port,
+        runner=runner,
+        talk=talk,
+        questions=questions,
+        prompts=choose_prompts(talk, questions, reach),
+        bars=read_bars(),
+        forced=options.force_template,
+        checkpoint=options.checkpoint,
+        base_asked=options.base,
+    )
+
+
+def _golden(context: LevelContext, options: Options, progress: Callable[[str], None]) -> Any:
+    template = context.talk.template
+    identity = port_identity(
+        context.port, context.prompts.digest, template.sha256 if template is not None else ""
+    )
+    found = find_golden(
+        context.port.golden_folder,
+        identity,
+        given=options.golden,
+        checkpoint=options.checkpoint,
+        prompts=context.prompts,
+        follow_up=lambda asked, ids: follow_up(context.talk, context.by_name, asked, ids),
+        progress=progress,
+    )
+    if found is None:
+        raise ReferenceUnavailableError(
+            f"{context.port.path} holds no golden for these prompts, and the checkpoint is not at hand.",
+            "Give --checkpoint SOURCE, or --golden FILE made by `gemma-neuron golden`.",
+        )
+    return found
+
+
+def _provenance(context: LevelContext, options: Options, seconds: float) -> dict[str, Any]:
+    template, golden = context.talk.template, context.golden
+    out: dict[str, Any] = {
+        "port_digest": context.port.record.digest,
+        "dtype": context.port.spec.dtype,
+        "questions": {"origin": context.questions.origin, "digest": context.questions.digest},
+        "template_sha256": template.sha256 if template is not None else "",
+        "forced_template": context.forced,
+        "base_asked": options.base,
+        "seconds": round(seconds, 3),
+    }
+    if golden is not None:
+        made = golden.provenance
+        out["golden"] = {
+            "digest": golden.digest,
+            "reused": golden.reused,
+            "producer": made.producer["producer"],
+            "dtype": made.producer.get("dtype", ""),
+            "torch": made.producer.get("torch", ""),
+            "checkpoint_digest": made.checkpoint_digest,
+            "noise": made.noise.model_dump() if made.noise is not None else None,
+        }
+    return out
