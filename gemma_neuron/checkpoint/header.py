@@ -28,6 +28,8 @@ MOST_FINDINGS = 100
 MOST_AXES = 16
 LARGEST_NUMBER = 2**63 - 1
 LONGEST_NAME = 512
+LFS_POINTER = b"version https://git-lfs"
+"""What a clone without git-lfs leaves in the place of each weights file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +57,11 @@ class FileHeader:
 
 def read_header(handle: int, size: int, file: Path) -> FileHeader:
     """Header of an opened regular file of `size` bytes."""
-    prefix = pread_exactly(handle, 8, 0)
-    problem = _prefix_problem(prefix, size, file.name)
+    start = pread_exactly(handle, 64, 0)
+    problem = _start_problem(start, size, file.name)
     if problem is not None:
-        return FileHeader(file, size, prefix, (), (problem,))
-    length = int.from_bytes(prefix, "little")
+        return FileHeader(file, size, start, (), (problem,))
+    length = int.from_bytes(start[:8], "little")
     raw = pread_exactly(handle, length, 8)
     if len(raw) < length:  # cut while it was read
         short = _finding("truncated-file", f"ends inside its header of {length:,} bytes", file.name)
@@ -77,17 +79,24 @@ def _finding(kind: FindingKind, what: str, file: str, tensor: str = "") -> Findi
     return Finding(kind=kind, severity="error", message=f"{file} {what}.", tensor=tensor, file=file)
 
 
-def _prefix_problem(prefix: bytes, size: int, name: str) -> Finding | None:
-    if len(prefix) < 8:
+def _start_problem(start: bytes, size: int, name: str) -> Finding | None:
+    """What the first bytes alone show: no safetensors file, or the beginning of one."""
+    if start.startswith(LFS_POINTER):
+        return _finding(
+            "bad-header",
+            "is a Git LFS pointer, not the file it points to; run `git lfs pull` in the checkpoint",
+            name,
+        )
+    if size < 8:
         return _finding(
             "truncated-file", f"has {size} bytes; the header length alone takes 8", name
         )
-    length = int.from_bytes(prefix, "little")
-    if length > HEADER_LIMIT:
+    length = int.from_bytes(start[:8], "little")
+    if length > HEADER_LIMIT or start[8:9] not in (b"{", b""):
         return _finding(
             "bad-header",
-            f"announces a header of {length:,} bytes; at most {HEADER_LIMIT:,} are read, so it is no "
-            "safetensors file or a damaged one",
+            f"is no safetensors file or a damaged one: it announces a header of {length:,} bytes (at most "
+            f"{HEADER_LIMIT:,} are read) that begins with {start[8:12]!r} instead of '{{'",
             name,
         )
     if 8 + length > size:
@@ -109,9 +118,6 @@ class _Parser:
         self.findings: list[Finding] = []
 
     def parse(self, raw: bytes) -> tuple[tuple[TensorEntry, ...], tuple[Finding, ...]]:
-        if raw[:1] != b"{":
-            self._add("bad-header", "has a header that does not begin with '{'")
-            return (), tuple(self.findings)
         try:
             header = parse_json(raw)
         except BadJsonError as error:
