@@ -1,0 +1,4 @@
+"""Serving a port: requests → scheduler → engine → text → HTTP or terminal.
+
+The engine knows token ids, slots and positions only; text begins in `answers`.
+"""

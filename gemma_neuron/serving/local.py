@@ -1,0 +1,238 @@
+"""`serve-local`: the gate, the process, its signals.
+
+In: a port and a way to make its runner. Blocks until told to stop; SIGTERM lets running answers finish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from gemma_neuron.chat import load_chat_assets
+from gemma_neuron.errors import EnvironmentProblem, IntegrityError, UnvalidatedPortError, UsageError
+from gemma_neuron.serving.access import LOOPBACK_NAMES, AccessRules
+from gemma_neuron.serving.engine import Engine, RunnerFactory
+from gemma_neuron.serving.http import create_app, replicas
+from gemma_neuron.serving.service import (
+    ServerInfo,
+    Service,
+    placeholder_ids,
+    sampling_defaults,
+)
+
+if TYPE_CHECKING:
+    from gemma_neuron.port import Port
+
+KEY_VARIABLE = "GEMMA_NEURON_API_KEY"
+Announce = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Knobs of `serve` beyond address and gate."""
+
+    no_auth: bool = False
+    allow_control_text: bool = False
+    drain_seconds: float = 60.0
+    request_seconds: float = 600.0
+
+
+def serve(
+    port: Port,
+    runner_factory: RunnerFactory,
+    *,
+    host: str = "127.0.0.1",
+    http_port: int = 8000,
+    unvalidated: bool = False,
+    announce: Announce,
+    options: ServeOptions | None = None,
+) -> None:
+    """Serve a port until SIGTERM (returns) or Ctrl-C (KeyboardInterrupt after the same drain).
+
+    `runner_factory` is called once, in the engine's thread, after the socket answers `/health/live`.
+    `announce` gets {url, pid, replicas} when the model is loaded. Raises UnvalidatedPortError unless the
+    verdict is `works` or `unvalidated`; whatever the factory raises is raised here.
+    """
+    options = options or ServeOptions()
+    verdict = read_verdict(port)
+    if not unvalidated:
+        check_gate(port, verdict)
+    rules = access_rules(host, os.environ.get(KEY_VARIABLE) or None, no_auth=options.no_auth)
+    folder = port.source_folder
+    assets = load_chat_assets(folder)
+    if assets.template is not None:
+        assets.template.check()
+    info = ServerInfo(
+        model_id=model_id(port),
+        validated=verdict == "works",
+        verdict=verdict,
+        allow_control_text=options.allow_control_text,
+        request_seconds=options.request_seconds,
+        defaults=sampling_defaults(folder),
+    )
+    listener = listen(host, http_port)
+    engine = Engine(runner_factory, banned_ids=placeholder_ids(folder))
+    service = Service(engine, assets, info)
+    config = uvicorn.Config(
+        create_app(service, rules),
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=10,
+        lifespan="off",
+    )
+    url = f"http://{_in_url(host)}:{listener.getsockname()[1]}"
+    try:
+        signalled = asyncio.run(
+            _Serving(_Server(config), service, listener).run(url, announce, options.drain_seconds)
+        )
+    finally:
+        listener.close()
+        engine.close(10.0)
+        if assets.template is not None:
+            assets.template.close()
+    if engine.failure is not None and not signalled:
+        raise engine.failure
+    if signalled == signal.SIGINT:
+        raise KeyboardInterrupt
+
+
+def read_verdict(port: Port) -> str | None:
+    """The verdict in validation.json, or None when the port was never validated."""
+    try:
+        found = port.read_json("validation.json")
+    except ValueError as error:
+        raise IntegrityError(
+            f"{port.path / 'validation.json'} is not readable JSON: {error}.",
+            f"Run `gemma-neuron validate {port.path}` again.",
+        ) from error
+    verdict = found.get("verdict") if isinstance(found, dict) else None
+    return verdict if isinstance(verdict, str) else None
+
+
+def check_gate(port: Port, verdict: str | None) -> None:
+    """Raise UnvalidatedPortError unless the verdict is `works`."""
+    if verdict == "works":
+        return
+    found = "has not been validated" if verdict is None else f"has the verdict {verdict!r}"
+    raise UnvalidatedPortError(
+        f"{port.path} {found}; only a port with the verdict 'works' is served.",
+        f"Run `gemma-neuron validate {port.path}`, or serve it anyway with --unvalidated.",
+    )
+
+
+def model_id(port: Port) -> str:
+    """The source's own name: the hub id, or the last part of the path or URI."""
+    source = port.record.source
+    return source.uri if source.kind == "hub" else source.uri.rstrip("/").rpartition("/")[2]
+
+
+def access_rules(host: str, key: str | None, *, no_auth: bool) -> AccessRules:
+    """Whom to let in. Raises UsageError for an address beyond loopback without a key."""
+    if is_loopback(host):
+        return AccessRules(hosts=LOOPBACK_NAMES | {host.lower()}, api_key=None if no_auth else key)
+    if key is None and not no_auth:
+        raise UsageError(
+            f"--host {host} can be reached from other machines and no API key is set.",
+            f"Set {KEY_VARIABLE}, or pass --no-auth to serve everyone who can reach the address.",
+        )
+    every = host in ("0.0.0.0", "::", "")
+    names = None if every else LOOPBACK_NAMES | {host.lower()}
+    return AccessRules(hosts=names, api_key=None if no_auth else key)
+
+
+def is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound, listening socket; port 0 takes a free one. Raises EnvironmentProblem."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=512)
+    except (OSError, OverflowError) as error:
+        raise EnvironmentProblem(
+            f"Cannot listen on {host} port {port}: {error}.",
+            "Choose another --port (0 takes any free one) or --host.",
+        ) from error
+
+
+def _in_url(host: str) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling, which ends the process by the signal it caught."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Serving:
+    """One run of the server: start, announce, wait for a signal, drain."""
+
+    def __init__(self, server: _Server, service: Service, listener: socket.socket) -> None:
+        self._server = server
+        self._service = service
+        self._engine = service.engine
+        self._listener = listener
+        self._signals: list[signal.Signals] = []
+        self._signalled = asyncio.Event()
+
+    async def run(self, url: str, announce: Announce, drain_seconds: float) -> int:
+        """Returns the signal that ended it, or 0 when the model could not be loaded."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        while not self._server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        self._engine.start()
+        if await self._loaded():
+            announce({"url": url, "pid": os.getpid(), "replicas": replicas(self._service)})
+            await self._signalled.wait()
+            await self._drain(drain_seconds)
+        self._server.should_exit = True
+        await serving
+        return int(self._signals[0]) if self._signals else 0
+
+    async def _loaded(self) -> bool:
+        """Wait for the engine without holding up a signal; False when it failed or was told to end."""
+        while self._engine.phase in ("starting", "loading"):
+            if self._signalled.is_set():
+                return False
+            await asyncio.sleep(0.02)
+        return self._engine.phase == "ready"
+
+    async def _drain(self, seconds: float) -> None:
+        """Let running answers end; the listener stays open, so that readiness is seen to be gone."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while len(self._signals) < 2 and asyncio.get_running_loop().time() < deadline:
+            if await asyncio.to_thread(self._engine.drain, 0.2):
+                return
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._signals.append(number)
+        self._signalled.set()
+        if len(self._signals) > 1:
+            self._server.force_exit = True
+            if number == signal.SIGINT:
+                print("stopping at once", file=sys.stderr)

@@ -1,0 +1,149 @@
+"""POST /v1/chat/completions: messages in, OpenAI's chat objects out, whole or as a stream."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from gemma_neuron.chat import ChatAssets, control_text
+from gemma_neuron.errors import TemplateError
+from gemma_neuron.serving.answers import Answer, Delta
+from gemma_neuron.serving.api_types import ChatBody
+from gemma_neuron.serving.errors import ApiError
+from gemma_neuron.serving.requests import GenerationRequest, TokenLogprob
+from gemma_neuron.serving.service import Service, collect, failed, run_all, usage
+from gemma_neuron.serving.streams import EventStream
+
+
+def prompt_ids(service: Service, body: ChatBody) -> list[int]:
+    """The rendered prompt. Raises ApiError 400 for control text, no template, or the template's refusal."""
+    messages = [message.for_template() for message in body.messages]
+    if not service.info.allow_control_text:
+        found = control_text(messages, service.assets)
+        if found is not None:
+            raise ApiError(
+                400,
+                f"The messages contain the control token {found!r} as text; it would act as one. "
+                "Remove it, or serve with --allow-control-text.",
+                param="messages",
+            )
+    try:
+        return service.assets.prompt_ids(
+            messages, enable_thinking=body.chat_template_kwargs.enable_thinking
+        )
+    except TemplateError as error:
+        text = f"{error.message} {error.hint}".strip()
+        raise ApiError(400, text, param="messages") from error
+
+
+def chat_requests(service: Service, body: ChatBody) -> list[GenerationRequest]:
+    """The engine's requests for a body, one per choice. Renders the template: call it off the loop."""
+    service.limits()
+    return service.requests(
+        body,
+        prompt_ids(service, body),
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+
+
+def new_answers(service: Service, body: ChatBody) -> dict[int, Answer]:
+    return {i: Answer(service.assets, body.stops) for i in range(body.n)}
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{secrets.token_hex(12)}"
+
+
+async def whole(
+    service: Service, body: ChatBody, stream: EventStream, prompt_tokens: int
+) -> dict[str, Any]:
+    """The answers as one `chat.completion`."""
+    answers = new_answers(service, body)
+    await collect(stream, answers)
+    return {
+        **_head(service, new_id("chatcmpl"), "chat.completion"),
+        "choices": [
+            {
+                "index": i,
+                "message": _message(answer),
+                "logprobs": _logprobs(answer.logprobs, service.assets) if body.logprobs else None,
+                "finish_reason": answer.finish,
+            }
+            for i, answer in answers.items()
+        ],
+        "usage": usage(prompt_tokens, answers),
+    }
+
+
+def _message(answer: Answer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    return message
+
+
+async def chunks(
+    service: Service, body: ChatBody, stream: EventStream, prompt_tokens: int
+) -> AsyncIterator[dict[str, Any]]:
+    """The answers as `chat.completion.chunk` objects; an error object ends the stream early."""
+    answers = new_answers(service, body)
+    head = _head(service, new_id("chatcmpl"), "chat.completion.chunk")
+    want_usage = body.stream_options is not None and body.stream_options.include_usage
+    if want_usage:
+        head["usage"] = None
+    async with stream:
+        for i in answers:
+            yield {**head, "choices": [_choice(i, {"role": "assistant", "content": ""})]}
+        async for i, delta in run_all(stream, answers):
+            if delta.finish in ("error", "cancelled"):
+                yield failed(answers[i]).body()
+                return
+            for choice in _delta_choices(i, delta, service.assets):
+                yield {**head, "choices": [choice]}
+    if want_usage:
+        yield {**head, "choices": [], "usage": usage(prompt_tokens, answers)}
+
+
+def _delta_choices(i: int, delta: Delta, assets: ChatAssets) -> list[dict[str, Any]]:
+    out = []
+    part: dict[str, Any] = {}
+    if delta.reasoning:
+        part["reasoning_content"] = delta.reasoning
+    if delta.text:
+        part["content"] = delta.text
+    if part or delta.logprob is not None:
+        choice = _choice(i, part)
+        if delta.logprob is not None:
+            choice["logprobs"] = _logprobs([delta.logprob], assets)
+        out.append(choice)
+    if delta.finish is not None:
+        out.append(_choice(i, {}, delta.finish))
+    return out
+
+
+def _choice(i: int, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+    return {"index": i, "delta": delta, "logprobs": None, "finish_reason": finish}
+
+
+def _head(service: Service, name: str, kind: str) -> dict[str, Any]:
+    return {"id": name, "object": kind, "created": int(time.time()), "model": service.info.model_id}
+
+
+def _logprobs(found: list[TokenLogprob], assets: ChatAssets) -> dict[str, Any]:
+    return {
+        "content": [
+            {
+                **_token(entry.token, entry.logprob, assets),
+                "top_logprobs": [_token(token, value, assets) for token, value in entry.top],
+            }
+            for entry in found
+        ]
+    }
+
+
+def _token(token: int, logprob: float | None, assets: ChatAssets) -> dict[str, Any]:
+    text = assets.tokenizer.decode([token], skip_special=False)
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

@@ -1,0 +1,81 @@
+"""Engine events for asyncio: one queue for the answers to one call, cancelled when the reader leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from gemma_neuron.serving.engine import Engine
+from gemma_neuron.serving.requests import GenerationRequest, TokenEvent
+
+
+class EventStream:
+    """Events of several requests in the order they happened; use as `async with`.
+
+    Each request's last event has `finish`; iteration ends after the last of all. Past `seconds` every
+    request still running is cancelled and ends with an error that says so.
+    """
+
+    def __init__(
+        self, engine: Engine, requests: Sequence[GenerationRequest], *, seconds: float
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._engine = engine
+        self._queue: asyncio.Queue[TokenEvent] = asyncio.Queue()
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+
+        def deliver(event: TokenEvent) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is gone, and so is the reader
+                loop.call_soon_threadsafe(self._queue.put_nowait, event)
+
+        self._sequences = {}
+        try:
+            for request in requests:
+                sequence = engine.submit(request, deliver)
+                self._sequences[request.tag] = sequence
+        except BaseException:
+            self.close()
+            raise
+        self._running = set(self._sequences)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        while self._running:
+            left = self._deadline - time.monotonic()
+            try:
+                event = await asyncio.wait_for(self._queue.get(), max(left, 0.0))
+            except TimeoutError:
+                text = f"The answer took longer than {self._seconds:g} s."
+                for tag in sorted(self._running):
+                    yield TokenEvent(tag=tag, finish="error", error=text)
+                return
+            if event.tag not in self._running:
+                continue  # ended by the reader before the engine knew
+            if event.finish is not None:
+                self._running.discard(event.tag)
+            yield event
+
+    def end(self, tag: int) -> None:
+        """Take no more of one answer: its text met a stop string."""
+        self._running.discard(tag)
+        self._engine.cancel(self._sequences[tag])
+
+    def close(self) -> None:
+        """Cancel whatever still runs."""
+        for sequence in self._sequences.values():
+            self._engine.cancel(sequence)

@@ -1,0 +1,192 @@
+"""`chat` in a terminal: history, streaming, slash commands, over a port in this process or a URL.
+
+Answers go to stdout, everything else to stderr. What a model says is untrusted: control sequences, with
+which text can rewrite the screen or the clipboard, are taken out.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TextIO
+
+from gemma_neuron.errors import GemmaNeuronError, UsageError
+from gemma_neuron.serving.talkers import LocalTalker, Message, Talker, UrlTalker
+
+if TYPE_CHECKING:
+    from gemma_neuron.port import Port
+    from gemma_neuron.serving.engine import RunnerFactory
+
+# C0 but tab and newline, DEL, C1, and the marks that reorder text (bidirectional overrides).
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+ESCAPE_SEQUENCE = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI
+    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|\Z)"  # OSC, DCS, SOS, PM, APC with what they carry
+    r"|\x1b[ -/]*[0-~]",
+    re.DOTALL,
+)
+HELP = """/help            this text
+/clear           forget the conversation
+/system [TEXT]   set the system prompt (without TEXT: remove it) and forget the conversation
+/retry           answer the last question again
+/history         show the conversation
+/quit            leave (also Ctrl-D)"""
+
+
+def run_chat(
+    port_or_url: Port | str,
+    runner_factory: RunnerFactory | None = None,
+    *,
+    once: str | None = None,
+    system: str | None = None,
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+    enable_thinking: bool = False,
+) -> None:
+    """Chat with a port (needs `runner_factory`) or a server at an http(s) URL.
+
+    `once`: print the answer to this one text and return. An unvalidated port is named as such on stderr.
+    """
+    with ExitStack() as stack:
+        talker: Talker
+        if isinstance(port_or_url, str):
+            talker = UrlTalker(port_or_url)
+        else:
+            if runner_factory is None:
+                raise UsageError("A port needs a way to load it.")
+            talker = LocalTalker(port_or_url, runner_factory)
+        stack.callback(talker.close)
+        talker.max_tokens = max_tokens
+        talker.temperature = temperature
+        talker.enable_thinking = enable_thinking
+        if talker.note:
+            print(talker.note, file=sys.stderr)
+        loop = ChatLoop(talker, system=system)
+        if once is not None:
+            loop.say(once)
+            return
+        loop.run()
+
+
+@dataclass
+class ChatLoop:
+    """A conversation. `read` gives the next line and raises EOFError at the end."""
+
+    talker: Talker
+    system: str | None = None
+    read: Callable[[], str] = lambda: input("> ")
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    notes: TextIO = field(default_factory=lambda: sys.stderr)
+    messages: list[Message] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Read, answer, repeat, until /quit or the end of input. An error ends one answer, not the chat."""
+        print("/help lists the commands.", file=self.notes)
+        while True:
+            try:
+                line = self.read().strip()
+            except (EOFError, KeyboardInterrupt):
+                print(file=self.notes)
+                return
+            if not line:
+                continue
+            if line.startswith("/"):
+                if not self.command(line):
+                    return
+                continue
+            self._say_or_tell(line)
+
+    def _say_or_tell(self, text: str) -> None:
+        before = list(self.messages)
+        try:
+            self.say(text)
+        except KeyboardInterrupt:
+            print("\n(stopped)", file=self.notes)
+            self.messages = before
+        except GemmaNeuronError as error:
+            print(f"\n{error.message} {error.hint}".rstrip(), file=self.notes)
+            self.messages = before
+
+    def say(self, text: str) -> str:
+        """Ask, print the answer as it comes, keep both in the history; the answer."""
+        self.messages.append({"role": "user", "content": text})
+        cleaner = Cleaner()
+        answer = []
+        for piece in self.talker.answer(self._with_system()):
+            answer.append(piece)
+            self._write(cleaner.feed(piece))
+        self._write(cleaner.finish() + "\n")
+        whole = "".join(answer)
+        self.messages.append({"role": "assistant", "content": whole})
+        return whole
+
+    def command(self, line: str) -> bool:
+        """Do a slash command; False leaves the chat."""
+        name, _, rest = line[1:].partition(" ")
+        if name in ("quit", "exit", "q"):
+            return False
+        if name == "clear":
+            self.messages = []
+        elif name == "system":
+            self.system, self.messages = rest.strip() or None, []
+        elif name == "history":
+            for message in self._with_system():
+                print(f"{message['role']}: {clean(message['content'])}", file=self.notes)
+        elif name == "retry" and len(self.messages) >= 2:
+            question = self.messages[-2]["content"]
+            self.messages = self.messages[:-2]
+            self._say_or_tell(question)
+        elif name == "retry":
+            print("There is nothing to answer again.", file=self.notes)
+        elif name == "help":
+            print(HELP, file=self.notes)
+        else:
+            print(f"There is no command /{clean(name)}.\n{HELP}", file=self.notes)
+        return True
+
+    def _with_system(self) -> list[Message]:
+        head: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        return [*head, *self.messages]
+
+    def _write(self, text: str) -> None:
+        self.out.write(text)
+        self.out.flush()
+
+
+def clean(text: str) -> str:
+    """Text without escape sequences and control characters; tabs and newlines stay."""
+    return CONTROL.sub("", ESCAPE_SEQUENCE.sub("", text))
+
+
+class Cleaner:
+    """`clean` for text that comes in pieces: an escape sequence cut in two is still taken out."""
+
+    MAX_HELD = 4096
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        self._held += text
+        start = self._open_sequence()
+        done, self._held = self._held[:start], self._held[start:]
+        return clean(done)
+
+    def finish(self) -> str:
+        done, self._held = self._held, ""
+        return clean(done)
+
+    def _open_sequence(self) -> int:
+        """Where a sequence begins that may go on in the next piece; the text's length if none does."""
+        end = len(self._held)
+        for match in ESCAPE_SEQUENCE.finditer(self._held):
+            terminated = match.group().endswith(("\x07", "\x1b\\")) or match.end() < end
+            if match.group()[1:2] in tuple("]PX^_") and not terminated:
+                return match.start() if end - match.start() < self.MAX_HELD else end
+        last = self._held.rfind("\x1b")
+        if last >= 0 and ESCAPE_SEQUENCE.match(self._held, last) is None and end - last < 64:
+            return last
+        return end

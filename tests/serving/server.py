@@ -1,0 +1,121 @@
+"""A real server on loopback for tests: a folder with a tiny tokenizer, a fake runner, uvicorn in a thread."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import uvicorn
+
+from gemma_neuron.chat import ChatAssets, load_chat_assets
+from gemma_neuron.port import Fingerprints, Port, PortRecord, SourceRecord
+from gemma_neuron.serving.access import AccessRules
+from gemma_neuron.serving.engine import Engine
+from gemma_neuron.serving.http import create_app
+from gemma_neuron.serving.local import listen
+from gemma_neuron.serving.service import ServerInfo, Service
+from tests.chat.templates import GEMMA3, GEMMA4
+from tests.serving.fake_runner import FakeRunner
+from tests.tiny_tokenizer import write_tokenizer
+
+VOCAB = 600
+
+
+def write_source(
+    folder: Path,
+    *,
+    family: str = "gemma4",
+    template: str | None = None,
+    stops: tuple[int, ...] = (1, 106, 50),
+) -> Path:
+    """A checkpoint folder without weights: configs, tokenizer, template."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(folder, family, VOCAB)
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": [1, 106], "bos_token_id": 2}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(stops)}))
+    text = template if template is not None else {"gemma4": GEMMA4, "gemma3": GEMMA3}[family]
+    if text:
+        (folder / "chat_template.jinja").write_text(text, encoding="utf-8")
+    return folder
+
+
+def write_port(folder: Path, *, verdict: str | None = "works", template: str | None = None) -> Port:
+    """A port folder that holds what serving reads, and no graphs."""
+    write_source(folder / "source", template=template)
+    port = Port(folder)
+    port.write_record(
+        PortRecord(
+            source=SourceRecord(kind="folder", uri="/models/tiny-it"),
+            fingerprints=Fingerprints(config="c", checkpoint="k", template="t", plan="p"),
+            versions={},
+        )
+    )
+    if verdict is not None:
+        (folder / "validation.json").write_text(json.dumps({"verdict": verdict}))
+    return port
+
+
+def script_of(assets: ChatAssets, text: str, *, stop: int | None = 106) -> list[int]:
+    """Token ids that say `text` and then stop."""
+    ids = assets.tokenizer.encode(text)
+    return ids if stop is None else [*ids, stop]
+
+
+@dataclass
+class RunningServer:
+    url: str
+    engine: Engine
+    runner: FakeRunner
+    assets: ChatAssets
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1",
+            api_key=options.pop("api_key", "none"),
+            max_retries=0,
+            **options,
+        )
+
+
+@contextmanager
+def running(
+    folder: Path,
+    runner: FakeRunner | None = None,
+    *,
+    rules: AccessRules | None = None,
+    load: bool = True,
+    **info: Any,
+) -> Iterator[RunningServer]:
+    """The application over a fake runner, in a thread, on a free port."""
+    fake = runner or FakeRunner()
+    assets = load_chat_assets(folder)
+    engine = Engine(lambda: fake)
+    known: dict[str, Any] = {"model_id": "tiny", "validated": True, "verdict": "works"}
+    facts = ServerInfo(**(known | info))
+    listener = listen("127.0.0.1", 0)
+    config = uvicorn.Config(
+        create_app(Service(engine, assets, facts), rules), log_config=None, lifespan="off"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    if load:
+        engine.start()
+        assert engine.wait_loaded(30)
+    while not server.started:
+        time.sleep(0.005)
+    try:
+        yield RunningServer(f"http://127.0.0.1:{listener.getsockname()[1]}", engine, fake, assets)
+    finally:
+        server.should_exit = True
+        thread.join()
+        engine.close()
+        if assets.template is not None:
+            assets.template.close()
