@@ -61,7 +61,7 @@ def examine(source: Source, *, values: bool = False, need_template: bool | None 
         return Audit(_report(index, [*formats, *index.findings]), None, None, index, None)
     geometry = read_geometry(config)
     table = read_parameter_table(geometry)
-    findings = [*formats, *index.findings]
+    findings = [*formats, *index.findings, *_config_dtype(geometry)]
     prompt = prompt_facts(source, config, geometry, need_template)
     facts: dict[str, Any] = {
         "geometry": geometry.to_json(),
@@ -99,6 +99,17 @@ def require_ok(report: AuditReport) -> None:
             f"The checkpoint has {len(errors)} errors: {shown}{more}",
             "Run `gemma-neuron inspect SOURCE` for the whole list.",
         )
+
+
+def _config_dtype(geometry: ModelGeometry) -> list[Finding]:
+    """A float16 config over bfloat16 weights, as some tunes have: what reads the config would run in it."""
+    if geometry.dtype in ("bfloat16", "float32"):
+        return []
+    message = (
+        f"config.json gives dtype {geometry.dtype}; Gemma's activations exceed float16, and only bfloat16 "
+        "and float32 are run. Name one with --dtype, or set bfloat16 in config.json."
+    )
+    return [Finding(kind="dtype", severity="warning", message=message, file=CONFIG_NAME)]
 
 
 def _counts(ledger: Ledger, table: ParameterTable) -> TensorCounts:

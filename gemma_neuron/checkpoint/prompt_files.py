@@ -64,13 +64,14 @@ class _Reader:
     geometry: ModelGeometry
     need_template: bool | None
     findings: list[Finding] = field(default_factory=list)
+    ids: dict[str, int] = field(default_factory=dict)
+    """piece → id of the tokenizer; empty when it cannot be read."""
 
     def read(self) -> PromptFacts:
         if not self._files_are_safe():
             empty = {"present": False, "source": "", "sha256": ""}
             return PromptFacts(empty, (), tuple(self.findings))
         self.tokenizer = self._tokenizer()
-        self.ids = _token_ids(self.tokenizer)
         self.generation = self._optional(GENERATION_NAME)
         self.tokenizer_config = self._optional(TOKENIZER_CONFIG_NAME)
         template = self._template()
@@ -111,7 +112,8 @@ class _Reader:
             found = read_json_object(
                 self.source.folder / TOKENIZER_NAME, self.source.folder, SMALL_FILE_LIMIT
             )
-            if _token_ids(found):
+            self.ids = _token_ids(found)
+            if self.ids:
                 return found
             problem = f"{TOKENIZER_NAME} has no vocabulary."
         except FileNotFoundError:

@@ -64,7 +64,16 @@ def open_source(text: str) -> Source:
             f"{text}: checkpoints on S3 cannot be read yet.",
             "Copy it to a folder first: `aws s3 sync URI FOLDER`.",
         )
-    folder = Path(text).expanduser()
+    folder = Path(text).expanduser().absolute()
+    try:
+        return _open_folder(text, folder)
+    except OSError as error:
+        raise SourceNotFoundError(
+            f"{text} cannot be read: {error.strerror}.", "Check the path and its permissions."
+        ) from error
+
+
+def _open_folder(text: str, folder: Path) -> Source:
     if not folder.exists():
         if HUB_ID.fullmatch(text) and not folder.parent.exists():
             raise UsageError(
@@ -81,10 +90,13 @@ def open_source(text: str) -> Source:
         )
     # A LoRA or GGUF folder may lack config.json: it is let in so that the audit can say what it is.
     if not (folder / CONFIG_NAME).is_file() and not _known_refusal(folder):
+        snapshots = sorted(folder.glob("snapshots/*"))
         raise SourceNotFoundError(
             f"{text} has no {CONFIG_NAME}: it is no Hugging Face checkpoint folder"
             f" ({_found_in(folder)}).",
-            "Name the folder that holds config.json, tokenizer.json and *.safetensors.",
+            f"This is a hub cache entry; name its snapshot: {snapshots[-1]}"
+            if snapshots
+            else "Name the folder that holds config.json, tokenizer.json and *.safetensors.",
         )
     return Source(kind="folder", uri=text, folder=folder, revision=_snapshot_commit(folder))
 

@@ -47,6 +47,19 @@ def test_folder_without_config_says_what_it_found(tmp_path: Path) -> None:
         open_source(str(tmp_path / "notes.txt"))
 
 
+def test_names_that_no_file_system_takes(tmp_path: Path) -> None:
+    for text in (str(tmp_path / ("x" * 5000)), "a\0b", ""):
+        with pytest.raises(SourceNotFoundError):
+            open_source(text)
+
+
+def test_hub_cache_entry_instead_of_its_snapshot(tmp_path: Path) -> None:
+    (tmp_path / "snapshots" / "abc").mkdir(parents=True)
+    with pytest.raises(SourceNotFoundError) as caught:
+        open_source(str(tmp_path))
+    assert caught.value.hint.endswith("snapshots/abc")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
