@@ -6,7 +6,6 @@ nothing is rendered or tokenised.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,14 +22,19 @@ from gemma_neuron.checkpoint.source import (
     read_optional_json,
     small_file_names,
 )
+from gemma_neuron.checkpoint.token_ids import (
+    GENERATION_NAME,
+    TOKENIZER_CONFIG_NAME,
+    TOKENIZER_NAME,
+    TokenFiles,
+    contradictions,
+    ids_of_pieces,
+)
 from gemma_neuron.errors import GemmaNeuronError
 from gemma_neuron.geometry import ModelGeometry
 from gemma_neuron.reports import Finding, FindingKind, Severity
 from gemma_neuron.template import ChatTemplate, load_template
 
-TOKENIZER_NAME = "tokenizer.json"
-GENERATION_NAME = "generation_config.json"
-TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 TEMPLATE_NAME = "chat_template.jinja"
 
 
@@ -64,20 +68,22 @@ class _Reader:
     geometry: ModelGeometry
     need_template: bool | None
     findings: list[Finding] = field(default_factory=list)
-    ids: dict[str, int] = field(default_factory=dict)
-    """piece → id of the tokenizer; empty when it cannot be read."""
 
     def read(self) -> PromptFacts:
         if not self._files_are_safe():
             empty = {"present": False, "source": "", "sha256": ""}
             return PromptFacts(empty, (), tuple(self.findings))
-        self.tokenizer = self._tokenizer()
-        self.generation = self._optional(GENERATION_NAME)
-        self.tokenizer_config = self._optional(TOKENIZER_CONFIG_NAME)
+        tokenizer, ids = self._tokenizer()
+        self.files = TokenFiles(
+            config=self.config,
+            generation=self._optional(GENERATION_NAME),
+            tokenizer_config=self._optional(TOKENIZER_CONFIG_NAME),
+            tokenizer=tokenizer,
+            ids=ids,
+        )
         template = self._template()
         self._check_stop_ids(template)
-        self._check_special_ids()
-        self._check_vocabulary()
+        self.findings += contradictions(self.files, self.geometry.vocab, self._turn_end_ids())
         return PromptFacts(
             {
                 "present": template is not None,
@@ -106,15 +112,15 @@ class _Reader:
                 safe = False
         return safe
 
-    def _tokenizer(self) -> dict[str, Any]:
-        """The parsed tokenizer.json, empty (with a finding) when there is none that can be read."""
+    def _tokenizer(self) -> tuple[dict[str, Any], dict[str, int]]:
+        """The parsed tokenizer.json and its ids; both empty (with a finding) when it cannot be read."""
         try:
             found = read_json_object(
                 self.source.folder / TOKENIZER_NAME, self.source.folder, SMALL_FILE_LIMIT
             )
-            self.ids = _token_ids(found)
-            if self.ids:
-                return found
+            ids = ids_of_pieces(found)
+            if ids:
+                return found, ids
             problem = f"{TOKENIZER_NAME} has no vocabulary."
         except FileNotFoundError:
             other = (self.source.folder / "tokenizer.model").is_file()
@@ -126,7 +132,7 @@ class _Reader:
         except (BadJsonError, RefusedFileError) as error:
             problem = f"{TOKENIZER_NAME}: {error}. Fetch it again."
         self._add("tokenizer-missing", "error", problem, TOKENIZER_NAME)
-        return {}
+        return {}, {}
 
     def _optional(self, name: str) -> dict[str, Any]:
         try:
@@ -147,7 +153,7 @@ class _Reader:
         if template is None:
             self._report_no_template()
             return None
-        inside = self.tokenizer_config.get("chat_template")
+        inside = self.files.tokenizer_config.get("chat_template")
         beside = inside if isinstance(inside, str) and template.origin == TEMPLATE_NAME else None
         if beside is not None and beside.strip() != template.source.strip():
             self._add(
@@ -162,7 +168,7 @@ class _Reader:
     def _report_no_template(self) -> None:
         needed = self.need_template
         if needed is None:
-            needed = bool(self._turn_end_ids() & _as_ids(self._declared_eos()))
+            needed = bool(self._turn_end_ids() & self.files.eos_of_generate())
         legacy = (self.source.folder / "chat_template.json").is_file()
         self._add(
             "template-missing",
@@ -179,23 +185,18 @@ class _Reader:
             TEMPLATE_NAME,
         )
 
-    def _declared_eos(self) -> object:
-        """eos_token_id as stock `generate` takes it: generation config first."""
-        for part in (self.generation, self.config, self.config.get("text_config")):
-            if isinstance(part, dict) and part.get("eos_token_id") is not None:
-                return part["eos_token_id"]
-        return None
-
     def _turn_end_ids(self) -> set[int]:
-        return {self.ids[f.turn_end] for f in FAMILIES if f.turn_end in self.ids} or {106}
+        """Ids of the turn ends that the vocabulary has; both families put theirs at 106."""
+        ids = self.files.ids
+        return {ids[f.turn_end] for f in FAMILIES if f.turn_end in ids} or {106}
 
     def _check_stop_ids(self, template: ChatTemplate | None) -> None:
-        declared = _as_ids(self._declared_eos())
+        declared = self.files.eos_of_generate()
         for family in FAMILIES:
             if template is None or family.turn_end not in template.source:
                 continue
-            token = self.ids.get(family.turn_end)
-            if token is None and self.ids:
+            token = self.files.ids.get(family.turn_end)
+            if token is None and self.files.ids:
                 self._add(
                     "token-id-contradiction",
                     "error",
@@ -219,101 +220,3 @@ class _Reader:
             return tuple(stop_token_ids(self.source.folder))
         except GemmaNeuronError:
             return ()  # the file it failed on is a finding
-
-    def _declared(self, key: str) -> Iterator[tuple[str, set[int]]]:
-        """(file, ids) of each file that names `key` (bos, eos, pad)."""
-        text = self.config.get("text_config")
-        holders = (
-            ("config.json", self.config),
-            ("config.json's text_config", text if isinstance(text, dict) else {}),
-            (GENERATION_NAME, self.generation),
-        )
-        for name, holder in holders:
-            ids = _as_ids(holder.get(f"{key}_token_id"))
-            if ids:
-                yield name, ids
-        piece = self.tokenizer_config.get(f"{key}_token")
-        piece = piece.get("content") if isinstance(piece, dict) else piece
-        if isinstance(piece, str) and piece in self.ids:
-            yield TOKENIZER_CONFIG_NAME, {self.ids[piece]}
-
-    def _check_special_ids(self) -> None:
-        for key in ("bos", "eos", "pad"):
-            declared = list(self._declared(key))
-            outside = [(f, i) for f, ids in declared for i in ids if i >= self.geometry.vocab]
-            for file, token in outside:
-                self._add(
-                    "token-id-contradiction",
-                    "error",
-                    f"{file} gives {key}_token_id {token}; the vocabulary has {self.geometry.vocab}.",
-                    file.partition("'")[0],
-                )
-            # Several ids may end a text, and tunes make the turn end the tokenizer's eos: only bos and pad
-            # must be one id everywhere.
-            if key != "eos" and len({frozenset(ids) for _, ids in declared}) > 1:
-                said = ", ".join(f"{file} {sorted(ids)}" for file, ids in declared)
-                self._add(
-                    "token-id-contradiction",
-                    "error" if key == "bos" else "warning",
-                    f"{key}_token_id differs: {said}.",
-                    declared[-1][0].partition("'")[0],
-                )
-        self._check_eos()
-
-    def _check_eos(self) -> None:
-        declared = dict(self._declared("eos"))
-        own = declared.pop(TOKENIZER_CONFIG_NAME, set())
-        others = set().union(*declared.values()) if declared else set()
-        if own and others and not own & (others | self._turn_end_ids()):
-            self._add(
-                "token-id-contradiction",
-                "error",
-                f"{TOKENIZER_CONFIG_NAME} ends a text with {sorted(own)}, the configs with "
-                f"{sorted(others)}: no id is common.",
-                TOKENIZER_CONFIG_NAME,
-            )
-
-    def _check_vocabulary(self) -> None:
-        beyond = {piece: i for piece, i in self.ids.items() if i >= self.geometry.vocab}
-        if not beyond:
-            return
-        # Gemma 3 1B and 270M ship <image_soft_token> one past their table; text never holds it.
-        added = {token["content"] for token in _added_tokens(self.tokenizer)}
-        severity: Severity = "warning" if beyond.keys() <= added else "error"
-        first = sorted(beyond, key=lambda piece: beyond[piece])[:3]
-        self._add(
-            "token-id-contradiction",
-            severity,
-            f"{TOKENIZER_NAME} has {len(beyond)} ids past the vocabulary of {self.geometry.vocab}: "
-            f"{', '.join(f'{piece[:40]!r} {beyond[piece]}' for piece in first)}. A prompt with one of them "
-            "has no row in the table.",
-            TOKENIZER_NAME,
-        )
-
-
-def _as_ids(value: object) -> set[int]:
-    values = value if isinstance(value, list) else [value]
-    return {item for item in values if type(item) is int and item >= 0}
-
-
-def _added_tokens(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
-    added = tokenizer.get("added_tokens")
-    return [
-        token
-        for token in (added if isinstance(added, list) else [])
-        if isinstance(token, dict)
-        and isinstance(token.get("content"), str)
-        and type(token.get("id")) is int
-    ]
-
-
-def _token_ids(tokenizer: dict[str, Any]) -> dict[str, int]:
-    """piece → id of a parsed tokenizer.json, added tokens over the model's vocabulary."""
-    model = tokenizer.get("model")
-    vocab = model.get("vocab") if isinstance(model, dict) else None
-    ids: dict[str, int] = {}
-    if isinstance(vocab, dict):
-        ids = {piece: token for piece, token in vocab.items() if type(token) is int}
-    elif isinstance(vocab, list):  # unigram: pairs of piece and score
-        ids = {str(pair[0]): i for i, pair in enumerate(vocab) if isinstance(pair, list) and pair}
-    return ids | {token["content"]: token["id"] for token in _added_tokens(tokenizer)}

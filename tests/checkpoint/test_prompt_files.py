@@ -114,13 +114,14 @@ def test_broken_json_beside_the_weights(gemma4: Path, name: str) -> None:
 
 @pytest.mark.parametrize("key", ["bos", "eos", "pad"])
 @pytest.mark.parametrize("file", ["config.json", GENERATION])
-def test_id_outside_the_vocabulary(gemma4: Path, key: str, file: str) -> None:
+@pytest.mark.parametrize("token", [512, -1])
+def test_id_outside_the_vocabulary(gemma4: Path, key: str, file: str, token: int) -> None:
     def change(config: dict[str, Any]) -> None:
-        value = [1, 106, 512] if key == "eos" else 512
+        value = [1, 106, token] if key == "eos" else token
         config.get("text_config", config)[f"{key}_token_id"] = value
 
     edit_json(gemma4, file, change)
-    found = [f for f in inspect(gemma4).errors if "512" in f.message and "vocabulary" in f.message]
+    found = [f for f in inspect(gemma4).errors if f"_token_id {token};" in f.message]
     assert [(f.kind, f.file) for f in found] == [("token-id-contradiction", file)]
 
 
@@ -141,6 +142,11 @@ def test_tokenizer_eos_may_be_the_turn_end_but_nothing_else(gemma4: Path) -> Non
     clean(inspect(gemma4))
     edit_json(gemma4, TOKENIZER_CONFIG, lambda c: c.update(eos_token="<mask>"))
     assert "no id is common" in only(inspect(gemma4), "token-id-contradiction").message
+
+
+def test_special_piece_that_the_tokenizer_lacks(gemma4: Path) -> None:
+    edit_json(gemma4, TOKENIZER_CONFIG, lambda c: c.update(eos_token="</s>"))
+    assert "'</s>'" in only(inspect(gemma4), "token-id-contradiction").message
 
 
 def test_tokenizer_larger_than_the_table(gemma4: Path) -> None:
