@@ -36,8 +36,11 @@ SMALL_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "validation.toml",
-    "license*",
-    "notice*",
+    "provenance.json",
+    "*license*",
+    "*licence*",
+    "*notice*",
+    "*terms*",
     "readme*",
     "*.md",
 )

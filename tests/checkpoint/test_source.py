@@ -155,13 +155,13 @@ def test_pipe_for_a_config_is_refused(gemma4: Path) -> None:
 
 
 def test_small_files_are_copied_verbatim(gemma4: Path, tmp_path: Path) -> None:
-    for name in ("LICENSE", "NOTICE.txt", "README.md", "Gemma_Terms.md", "validation.toml"):
+    for name in ("LICENSE", "NOTICE.txt", "README.md", "GEMMA_TERMS.html", "validation.toml"):
         (gemma4 / name).write_text(name)
     (gemma4 / "training_args.bin").write_text("x")
     names = copy_small_files(open_source(str(gemma4)), tmp_path / "out")
     assert names == sorted(
         {
-            "LICENSE", "NOTICE.txt", "README.md", "Gemma_Terms.md", "validation.toml",
+            "LICENSE", "NOTICE.txt", "README.md", "GEMMA_TERMS.html", "validation.toml",
             "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
             "chat_template.jinja",
         }
