@@ -7,12 +7,30 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    model_validator,
+)
 
 Number = Annotated[float, Field(allow_inf_nan=False, strict=False)]
 MAX_CHOICES = 8
 MAX_STOPS = 16
-Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+def _whole_characters(text: str) -> str:
+    """JSON can spell half of a surrogate pair, which is no character and cannot be encoded."""
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise ValueError("the text holds half of a surrogate pair")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole_characters)]
+Stop = Annotated[Text, Field(min_length=1, max_length=1024)]
 
 
 class _Body(BaseModel):
@@ -73,14 +91,14 @@ class GenerationBody(_Body):
 
 class TextPart(_Body):
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class ChatMessage(_Body):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
-    reasoning_content: str | None = None
+    content: Text | list[TextPart]
+    name: Text | None = None
+    reasoning_content: Text | None = None
 
     def for_template(self) -> dict[str, Any]:
         """The message as the template sees it: only what was sent."""
@@ -105,7 +123,7 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     """`prompt`: a text or token ids, or one or more of either in a list."""
 
-    prompt: str | list[StrictInt] | list[str] | list[list[StrictInt]]
+    prompt: Text | list[StrictInt] | list[Text] | list[list[StrictInt]]
     echo: StrictBool = False
     logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
 

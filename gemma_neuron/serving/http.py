@@ -26,7 +26,7 @@ UNVALIDATED_NOTE = (
     "unvalidated: this port's answers have not been compared with the reference model's"
 )
 
-UNION_MEMBER = re.compile(r"body|(constrained-)?(str|int)|list\[.*\]")
+UNION_MEMBER = re.compile(r"body|(constrained-)?(str|int)|(list|function-after)\[.*\]", re.DOTALL)
 
 
 def create_app(service: Service, rules: AccessRules | None = None) -> FastAPI:
@@ -166,7 +166,8 @@ def _add_error_handlers(app: FastAPI) -> None:
 def validation_error(found: Sequence[Any]) -> ApiError:
     """OpenAI's 400 for a body: a parameter that is not implemented first, else the most specific error."""
     unknown = [e for e in found if e["type"] == "extra_forbidden"]
-    error = unknown[0] if unknown else max(found, key=lambda e: len(e["loc"]))
+    # Of a union's members, the one that got furthest or at least had the right type says what is wrong.
+    error = unknown[0] if unknown else max(found, key=_depth)
     # Pydantic puts the tried member of a union into the place: `content.list[TextPart].0.type`.
     place = [str(part) for part in error["loc"] if not UNION_MEMBER.fullmatch(str(part))]
     name = ".".join(place)
@@ -175,5 +176,10 @@ def validation_error(found: Sequence[Any]) -> ApiError:
         return ApiError(400, text, param=name, code="unsupported_parameter")
     if error["type"] == "json_invalid":
         return ApiError(400, f"The body is not valid JSON: {error['ctx']['error']}.")
-    text = f"{name}: {error['msg']}." if name else f"{error['msg']}."
+    words = error["msg"].removeprefix("Value error, ")
+    text = f"{name}: {words}." if name else f"{words}."
     return ApiError(400, text, param=name or None)
+
+
+def _depth(error: Any) -> tuple[int, bool]:
+    return len(error["loc"]), not error["type"].endswith("_type")

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +74,17 @@ class RunningServer:
     engine: Engine
     runner: FakeRunner
     assets: ChatAssets
+    clients: list[openai.OpenAI] = field(default_factory=list)
 
     def client(self, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(
+        client = openai.OpenAI(
             base_url=f"{self.url}/v1",
             api_key=options.pop("api_key", "none"),
             max_retries=0,
             **options,
         )
+        self.clients.append(client)
+        return client
 
 
 @contextmanager
@@ -111,9 +114,12 @@ def running(
         assert engine.wait_loaded(30)
     while not server.started:
         time.sleep(0.005)
+    found = RunningServer(f"http://127.0.0.1:{listener.getsockname()[1]}", engine, fake, assets)
     try:
-        yield RunningServer(f"http://127.0.0.1:{listener.getsockname()[1]}", engine, fake, assets)
+        yield found
     finally:
+        for client in found.clients:
+            client.close()
         server.should_exit = True
         thread.join()
         engine.close()
