@@ -20,7 +20,7 @@ REQUIRED = frozenset(range(7))
 def verdict(levels: Sequence[LevelResult]) -> Verdict:
     """The verdict of levels 0 to 6; level 7 is extra and only reported."""
     status = {item.level: item.status for item in levels}
-    failed = {level for level, found in status.items() if found == "fail"}
+    failed = {level for level in REQUIRED if status.get(level) == "fail"}
     if failed & COMPARING:
         return "differs"
     if failed & JUDGING and any(status.get(level) == "pass" for level in MATCHING):

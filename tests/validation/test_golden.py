@@ -1,0 +1,164 @@
+"""Goldens: the reference in both config schemas, refusals, reuse, measured noise."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gemma_neuron.artifacts import CommittedSet, write_json_atomic
+from gemma_neuron.errors import IntegrityError, ReferenceUnavailableError
+from gemma_neuron.port import Port
+from gemma_neuron.validation.find import port_identity
+from gemma_neuron.validation.golden import load_golden
+from gemma_neuron.validation.make import make_golden
+from gemma_neuron.validation.prompts import GoldenPrompts, GreedyPrompt, TeacherText
+from gemma_neuron.validation.reference import open_reference
+from gemma_neuron.validation.validator import Options, validate
+from tests.tiny import read_safetensors, write_safetensors, write_tiny_gemma4
+from tests.validation.ports import make_port
+from tests.validation.stock_runner import StockRunner
+
+IDS = tuple(range(110, 170))
+PROMPTS = GoldenPrompts(
+    texts=(TeacherText(name="short", ids=IDS), TeacherText(name="long", ids=(2, *IDS, *IDS, *IDS))),
+    greedy=(GreedyPrompt(name="q00", ids=IDS[:9], limit=4, stop_ids=()),),
+    sanity=IDS,
+)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gemma4(tmp_path_factory.mktemp("source"), layers=2)
+
+
+@pytest.fixture(scope="module")
+def port(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Port:
+    path = tmp_path_factory.mktemp("ports") / "port"
+    return make_port(source, path, tp=1, dtype="bfloat16")
+
+
+@pytest.fixture(scope="module")
+def made(source: Path, port: Port) -> Path:
+    identity = port_identity(port, PROMPTS.digest, port.record.fingerprints.template)
+    return make_golden(source, PROMPTS, identity, port.golden_folder / "g.safetensors").path
+
+
+def edit(made: Path, folder: Path, **changes: Any) -> Path:
+    """A committed copy with other provenance."""
+    folder.mkdir()
+    for file in (made, made.with_suffix(".json")):
+        shutil.copy(file, folder / file.name)
+    provenance = json.loads((folder / "g.json").read_text())
+    write_json_atomic(folder / "g.json", provenance | changes)
+    CommittedSet(folder, "g").commit(["g.safetensors", "g.json"])
+    return folder / "g.safetensors"
+
+
+def test_what_is_recorded(made: Path) -> None:
+    golden = load_golden(made)
+    short, long = golden.texts["short"], golden.texts["long"]
+    assert short.top_ids is None and short.values.shape == (60, 512)
+    assert long.top_ids is not None and long.values.shape == (181, 512)  # 512 < 1000: all of them
+    assert (np.diff(long.values, axis=1) <= 0).all()
+    greedy = golden.greedy["q00"]
+    assert greedy.tokens.tolist() == greedy.top_ids[:, 0].tolist()
+    assert greedy.margin(0, int(greedy.tokens[0])) == 0.0
+    assert greedy.margin(0, int(greedy.top_ids[0, 1])) > 0
+    assert golden.provenance.producer["producer"].startswith("transformers ")
+    noise = golden.provenance.noise
+    assert noise is not None and 1e-4 < noise.relative < 0.2 and noise.gap > 0
+
+
+def test_nested_and_flat_configs_give_one_reference(source: Path, tmp_path: Path) -> None:
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    config = json.loads((source / "config.json").read_text())["text_config"]
+    (flat / "config.json").write_text(json.dumps(config))
+    tensors = read_safetensors(source / "model.safetensors")
+    renamed = {k.replace("model.language_model.", "model."): v for k, v in tensors.items()}
+    write_safetensors(flat / "model.safetensors", renamed)
+    a, b = (
+        np.concatenate([rows for _, rows in open_reference(folder, "float32").logits(IDS)])
+        for folder in (source, flat)
+    )
+    assert np.array_equal(a, b)
+
+
+def test_missing_tensor_is_no_reference(source: Path, tmp_path: Path) -> None:
+    shutil.copy(source / "config.json", tmp_path)
+    tensors = read_safetensors(source / "model.safetensors")
+    tensors.pop(next(name for name in tensors if name.endswith("layer_scalar")))
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    with pytest.raises(ReferenceUnavailableError, match="layer_scalar"):
+        open_reference(tmp_path, "float32")
+
+
+def test_made_by_something_else_is_refused(made: Path, tmp_path: Path) -> None:
+    path = edit(made, tmp_path / "x", producer={"producer": "gemma_neuron 0.1"})
+    with pytest.raises(ReferenceUnavailableError, match="not by stock transformers"):
+        load_golden(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [("checkpoint_digest", "another checkpoint"), ("template_sha256", "another chat template")],
+)
+def test_of_something_else_is_refused(
+    made: Path, port: Port, tmp_path: Path, field: str, words: str
+) -> None:
+    identity = port_identity(port, PROMPTS.digest, port.record.fingerprints.template)
+    assert load_golden(made, identity).greedy
+    path = edit(made, tmp_path / "x", **{field: "0" * 64})
+    with pytest.raises(IntegrityError, match=words):
+        load_golden(path, identity)
+    path = edit(made, tmp_path / "y", files={"model.safetensors": "0" * 64})
+    with pytest.raises(IntegrityError, match="another weight files"):
+        load_golden(path, identity)
+
+
+def test_damaged_file_is_refused(made: Path, tmp_path: Path) -> None:
+    path = edit(made, tmp_path / "x")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(IntegrityError, match="another digest"):
+        load_golden(path)
+
+
+def test_neither_golden_nor_checkpoint(source: Path, tmp_path: Path) -> None:
+    port = make_port(source, tmp_path / "port", tp=1)
+    runner = StockRunner(source)
+    with pytest.raises(ReferenceUnavailableError, match="no golden"):
+        validate(port, runner, Options(levels=frozenset({3})))
+
+
+def test_bfloat16_port_is_held_against_measured_noise(source: Path, tmp_path: Path) -> None:
+    """Stock bfloat16 as the port: passes by noise measured on the same texts; its golden is reused and
+    can be carried to another port by --golden."""
+    questions = Path(__file__).parent / "small.toml"
+    port = make_port(source, tmp_path / "port", tp=1, dtype="bfloat16", max_context=96)
+    runner = StockRunner(source, dtype="bfloat16", max_context=96)
+    compare = frozenset({3, 4, 5})
+    first = validate(port, runner, Options(checkpoint=source, questions=questions, levels=compare))
+    for item in first.levels[3:6]:
+        assert item.status == "pass", item
+    assert "times the noise" in first.levels[3].detail["tolerance"]["source"]
+    again = validate(port, runner, Options(questions=questions, levels=compare))
+    assert not first.provenance["golden"]["reused"] and again.provenance["golden"]["reused"]
+    golden = next(port.golden_folder.glob("*.safetensors"))
+    other = make_port(source, tmp_path / "other", tp=1, dtype="bfloat16", max_context=96)
+    carried = validate(other, runner, Options(golden=golden, questions=questions, levels=compare))
+    assert [item.status for item in carried.levels] == [item.status for item in first.levels]
+    assert (other.golden_folder / golden.name).is_file()
+
+
+def test_checkpoint_of_other_weights_is_refused(source: Path, tmp_path: Path) -> None:
+    other = write_tiny_gemma4(tmp_path / "other", layers=2, seed=1)
+    port = make_port(source, tmp_path / "port", tp=1)
+    with pytest.raises(IntegrityError, match=r"model\.safetensors has blake3"):
+        validate(port, StockRunner(source), Options(checkpoint=other, levels=frozenset({2})))

@@ -1,0 +1,63 @@
+"""Question files: what is read, what is refused and how it is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gemma_neuron.errors import UsageError
+from gemma_neuron.validation.bars import read_bars
+from gemma_neuron.validation.questions import GENERAL, find_questions, read_questions
+
+GOOD = 'schema = 1\n[sanity]\ntext = "x"\n[[questions]]\nprompt = "a"\nanswers = ["b"]\n'
+
+
+def test_general_set_has_both_scopes() -> None:
+    found = read_questions(GENERAL)
+    assert len(found.for_scope("base")) == 8
+    kinds = {question.kind for _, question in found.for_scope("chat")}
+    assert kinds == {"fact", "multi-turn", "system", "json"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("schema = 2\n" + GOOD[11:], "schema"),
+        (GOOD[11:], "schema"),
+        ("schema = 1\n[[questions]]\nprompt='a'\nanswers=['b']", "sanity"),
+        (GOOD + "kind = 'joke'\n", "kind"),
+        (GOOD + "colour = 'red'\n", "colour"),
+        (GOOD.replace('["b"]', "[]"), "answers"),
+        (GOOD.replace('prompt = "a"\n', ""), "either `prompt` or `messages`"),
+        (GOOD + "kind = 'tool'\n", "tool_call"),
+        (GOOD + "tools = '{'\n", "Expecting"),
+        ("schema = ", "cannot be read"),
+    ],
+)
+def test_malformed_file_is_a_usage_error(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "q.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_questions(file)
+    assert words in caught.value.message
+    assert str(file) in caught.value.message
+
+
+def test_order_of_search(tmp_path: Path) -> None:
+    assert find_questions(None, (tmp_path,)).origin == "the packaged general set"
+    (tmp_path / "validation.toml").write_text(GOOD)
+    assert find_questions(None, (tmp_path,)).origin == "the checkpoint's validation.toml"
+    other = tmp_path / "mine.toml"
+    other.write_text(GOOD)
+    assert find_questions(other, (tmp_path,)).origin == str(other)
+    with pytest.raises(UsageError, match="cannot be read"):
+        find_questions(tmp_path / "none.toml", ())
+
+
+def test_every_bar_has_a_source() -> None:
+    bars = read_bars()
+    groups = [bars.noise, bars.prompt, bars.reference, bars.chat]
+    named = [bar for group in groups for bar in group.values()]
+    named += [getattr(b, key) for b in bars.logits.values() for key in type(b).model_fields]
+    assert named and all(len(bar.source) > 10 for bar in named)
