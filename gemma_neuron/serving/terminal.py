@@ -1,12 +1,10 @@
 """`chat` in a terminal: history, streaming, slash commands, over a port in this process or a URL.
 
-Answers go to stdout, everything else to stderr. What a model says is untrusted: control sequences, with
-which text can rewrite the screen or the clipboard, are taken out.
+Answers go to stdout, everything else to stderr.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,20 +12,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
 from gemma_neuron.errors import GemmaNeuronError, UsageError
+from gemma_neuron.serving.screen import Cleaner, clean
 from gemma_neuron.serving.talkers import LocalTalker, Message, Talker, UrlTalker
 
 if TYPE_CHECKING:
     from gemma_neuron.port import Port
     from gemma_neuron.serving.engine import RunnerFactory
 
-# C0 but tab and newline, DEL, C1, and the marks that reorder text (bidirectional overrides).
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-ESCAPE_SEQUENCE = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI
-    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|\Z)"  # OSC, DCS, SOS, PM, APC with what they carry
-    r"|\x1b[ -/]*[0-~]",
-    re.DOTALL,
-)
 HELP = """/help            this text
 /clear           forget the conversation
 /system [TEXT]   set the system prompt (without TEXT: remove it) and forget the conversation
@@ -118,7 +109,7 @@ class ChatLoop:
         for piece in self.talker.answer(self._with_system()):
             answer.append(piece)
             self._write(cleaner.feed(piece))
-        self._write(cleaner.finish() + "\n")
+        self._write("\n")
         whole = "".join(answer)
         self.messages.append({"role": "assistant", "content": whole})
         return whole
@@ -154,39 +145,3 @@ class ChatLoop:
     def _write(self, text: str) -> None:
         self.out.write(text)
         self.out.flush()
-
-
-def clean(text: str) -> str:
-    """Text without escape sequences and control characters; tabs and newlines stay."""
-    return CONTROL.sub("", ESCAPE_SEQUENCE.sub("", text))
-
-
-class Cleaner:
-    """`clean` for text that comes in pieces: an escape sequence cut in two is still taken out."""
-
-    MAX_HELD = 4096
-
-    def __init__(self) -> None:
-        self._held = ""
-
-    def feed(self, text: str) -> str:
-        self._held += text
-        start = self._open_sequence()
-        done, self._held = self._held[:start], self._held[start:]
-        return clean(done)
-
-    def finish(self) -> str:
-        done, self._held = self._held, ""
-        return clean(done)
-
-    def _open_sequence(self) -> int:
-        """Where a sequence begins that may go on in the next piece; the text's length if none does."""
-        end = len(self._held)
-        for match in ESCAPE_SEQUENCE.finditer(self._held):
-            terminated = match.group().endswith(("\x07", "\x1b\\")) or match.end() < end
-            if match.group()[1:2] in tuple("]PX^_") and not terminated:
-                return match.start() if end - match.start() < self.MAX_HELD else end
-        last = self._held.rfind("\x1b")
-        if last >= 0 and ESCAPE_SEQUENCE.match(self._held, last) is None and end - last < 64:
-            return last
-        return end

@@ -1,0 +1,218 @@
+"""`serve` in a real process: the gate, what it announces, signals, refusals to start."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from gemma_neuron.errors import UsageError
+from gemma_neuron.serving.local import access_rules, model_id
+from tests.serving.serve_process import SAID
+from tests.serving.server import write_port
+
+USER: list[Any] = [{"role": "user", "content": "hello"}]
+
+
+@contextmanager
+def process(folder: Path, *knobs: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+    found = subprocess.Popen(
+        [sys.executable, "-m", "tests.serving.serve_process", str(folder), *knobs],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"GEMMA_NEURON_API_KEY": ""} | env,
+        cwd=Path(__file__).parents[2],
+    )
+    try:
+        yield found
+    finally:
+        found.kill()
+        found.communicate()
+
+
+def announced(found: subprocess.Popen[str]) -> dict[str, Any]:
+    assert found.stdout is not None
+    line = found.stdout.readline()
+    assert line, found.communicate()
+    facts = json.loads(line)
+    assert isinstance(facts, dict)
+    return facts
+
+
+def ended(found: subprocess.Popen[str], seconds: float = 30) -> tuple[int, str]:
+    _, errors = found.communicate(timeout=seconds)
+    return found.returncode, errors
+
+
+def test_serves_and_ends_at_once_when_idle(tmp_path: Path) -> None:
+    write_port(tmp_path)
+    with process(tmp_path) as found:
+        facts = announced(found)
+        assert facts["pid"] == found.pid
+        assert facts["replicas"] == [{"index": 0, "pid": found.pid}]
+        ready = httpx2.get(facts["url"] + "/health/ready").json()
+        assert (ready["phase"], ready["replicas"]) == ("ready", facts["replicas"])
+        with openai.OpenAI(base_url=facts["url"] + "/v1", api_key="none") as client:
+            answer = client.chat.completions.create(model="any", messages=USER)
+            assert answer.choices[0].message.content == SAID
+            assert answer.model == "tiny-it"
+        found.send_signal(signal.SIGTERM)
+        assert ended(found) == (0, "")
+
+
+def test_sigterm_lets_the_running_stream_end_and_refuses_new_requests(tmp_path: Path) -> None:
+    write_port(tmp_path)
+    with process(tmp_path, "step=0.05") as found:
+        url = announced(found)["url"]
+        with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
+            stream = client.chat.completions.create(model="any", messages=USER, stream=True)
+            text, signalled = "", False
+            for chunk in stream:
+                text += chunk.choices[0].delta.content or ""
+                if text and not signalled:
+                    signalled = True
+                    found.send_signal(signal.SIGTERM)
+                    time.sleep(0.3)
+                    assert httpx2.get(url + "/health/ready").status_code == 503
+                    assert httpx2.get(url + "/health/live").status_code == 200
+                    with pytest.raises(openai.InternalServerError, match="draining"):
+                        client.chat.completions.create(model="any", messages=USER)
+            assert text == SAID
+        assert ended(found) == (0, "")
+
+
+def test_ctrl_c_drains_and_twice_ends_at_once(tmp_path: Path) -> None:
+    write_port(tmp_path)
+    with process(tmp_path) as found:
+        announced(found)
+        found.send_signal(signal.SIGINT)
+        assert ended(found)[0] == 130
+    with process(tmp_path, "step=1.0") as found:
+        url = announced(found)["url"]
+        errors: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
+                    client.chat.completions.create(model="any", messages=USER)
+            except openai.OpenAIError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        time.sleep(1.0)
+        found.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert found.poll() is None
+        found.send_signal(signal.SIGINT)
+        assert ended(found, 15)[0] == 130
+        thread.join()
+        assert errors
+
+
+def test_live_while_loading_and_sigterm_ends_a_load(tmp_path: Path) -> None:
+    write_port(tmp_path)
+    port = free_port()
+    with process(tmp_path, "load=5", f"port={port}") as found:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            try:
+                assert httpx2.get(f"http://127.0.0.1:{port}/health/live").status_code == 200
+                break
+            except httpx2.ConnectError:
+                time.sleep(0.02)
+        ready = httpx2.get(f"http://127.0.0.1:{port}/health/ready")
+        assert (ready.status_code, ready.json()["phase"]) == (503, "loading")
+        found.send_signal(signal.SIGTERM)
+        assert ended(found)[0] == 0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize("verdict", [None, "matches-but-broken", "differs", "insufficient"])
+def test_the_gate(tmp_path: Path, verdict: str | None) -> None:
+    write_port(tmp_path, verdict=verdict)
+    with process(tmp_path) as found:
+        code, text = ended(found)
+    assert code == 7
+    assert (verdict or "has not been validated") in text
+    assert f"gemma-neuron validate {tmp_path}" in text
+    assert "--unvalidated" in text
+
+
+def test_unvalidated_is_served_when_asked_for_and_says_so(tmp_path: Path) -> None:
+    write_port(tmp_path, verdict="differs")
+    with process(tmp_path, "unvalidated=1") as found:
+        entry = httpx2.get(announced(found)["url"] + "/v1/models").json()["data"][0]
+        assert (entry["validated"], entry["verdict"]) == (False, "differs")
+        assert "unvalidated" in entry["note"]
+
+
+def test_refusals_to_start(tmp_path: Path) -> None:
+    write_port(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with process(tmp_path, f"port={taken.getsockname()[1]}") as found:
+            code, text = ended(found)
+        assert code == 8
+        assert "Cannot listen on 127.0.0.1" in text
+    with process(tmp_path, "broken=1") as found:
+        assert ended(found) == (6, "The graph is of another machine.\nCompile again.\n")
+    with process(tmp_path, "host=0.0.0.0") as found:
+        code, text = ended(found)
+        assert code == 2
+        assert "GEMMA_NEURON_API_KEY" in text
+    (tmp_path / "validation.json").write_text("{")
+    with process(tmp_path) as found:
+        assert ended(found)[0] == 5
+    (tmp_path / "validation.json").write_text('{"verdict": "works"}')
+    (tmp_path / "source" / "chat_template.jinja").write_text("{% if %}")
+    with process(tmp_path) as found:
+        code, text = ended(found)
+        assert code == 3
+        assert "chat_template.jinja" in text
+    (tmp_path / "source" / "tokenizer.json").unlink()
+    with process(tmp_path) as found:
+        code, text = ended(found)
+        assert code == 3
+        assert "tokenizer.json" in text
+
+
+def test_beyond_loopback_the_key_is_needed_and_any_name_is_answered(tmp_path: Path) -> None:
+    write_port(tmp_path)
+    with process(tmp_path, "host=0.0.0.0", GEMMA_NEURON_API_KEY="secret") as found:
+        url = announced(found)["url"]
+        headers = {"host": "gemma.example"}
+        assert httpx2.get(url + "/v1/models", headers=headers).status_code == 401
+        headers["authorization"] = "Bearer secret"
+        assert httpx2.get(url + "/v1/models", headers=headers).status_code == 200
+
+
+def test_access_rules() -> None:
+    assert access_rules("127.0.0.1", None, no_auth=False).api_key is None
+    assert access_rules("localhost", "k", no_auth=False).api_key == "k"
+    named = access_rules("10.0.0.5", "k", no_auth=False).hosts
+    assert named == frozenset({"localhost", "127.0.0.1", "::1", "10.0.0.5"})
+    assert access_rules("0.0.0.0", None, no_auth=True).hosts is None
+    with pytest.raises(UsageError, match=r"10\.0\.0\.5"):
+        access_rules("10.0.0.5", None, no_auth=False)
+
+
+def test_model_id_is_the_sources_name(tmp_path: Path) -> None:
+    assert model_id(write_port(tmp_path)) == "tiny-it"
