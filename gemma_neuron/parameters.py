@@ -6,7 +6,7 @@ ours: the hub's name without the prefix of the text model (`layers.0.self_attn.q
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -68,7 +68,7 @@ class ParameterTable:
     prefixes: tuple[str, ...]
     tied: dict[str, str]
     optional: frozenset[str]
-    skipped: dict[str, tuple[str, ...]]
+    skipped: Mapping[str, tuple[str, ...]]
 
     def __iter__(self) -> Iterator[ParameterSpec]:
         return iter(self.specs)

@@ -14,7 +14,9 @@ from typing import Any, Literal
 from gemma_neuron.geometry import AttentionKind
 
 Strategy = Literal["replicate-global", "replicate-kv"]
-PlacementKind = Literal["whole", "rows", "columns", "repeated-rows", "rank"]
+PlacementKind = Literal[
+    "whole", "rows", "columns", "repeated-rows", "expert-gate-up", "expert-down", "rank"
+]
 LayerPlacement = Literal["sharded", "replicate-kv", "replicated"]
 
 
@@ -24,6 +26,7 @@ class Placement:
 
     `rows`/`columns`: equal contiguous parts of dimension 0/1, part r on rank r. `repeated-rows`: dimension 0
     is cut into `parts` (< tp), part `r * parts // tp` on rank r. `whole`: all of it on every rank.
+    `expert-gate-up`: dimension 1 holds two halves, each cut into `parts`; `expert-down`: dimension 2 is cut.
     `rank`: int32 [1] holding r.
     """
 
@@ -35,15 +38,17 @@ class Placement:
         """Shape on one rank of a tensor whose whole shape is `shape`."""
         if self.kind in ("rows", "repeated-rows"):
             return (shape[0] // self.parts, *shape[1:])
-        if self.kind == "columns":
+        if self.kind in ("columns", "expert-gate-up"):
             return (shape[0], shape[1] // self.parts, *shape[2:])
+        if self.kind == "expert-down":
+            return (*shape[:2], shape[2] // self.parts)
         return shape
 
     def part_of_rank(self, rank: int, tp: int) -> int:
         """Which part rank `rank` of `tp` holds (0 for `whole`)."""
         if self.kind == "repeated-rows":
             return rank * self.parts // tp
-        return rank if self.kind in ("rows", "columns") else 0
+        return 0 if self.kind in ("whole", "rank") else rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +94,14 @@ class ShardPlan:
 
         facts = {
             "tp": self.tp,
-            "layers": [[layer.placement, layer.query_heads_per_rank, layer.kv_heads_per_rank]
-                       for layer in self.layers],
-            "parameters": [[p.name, p.shape, p.placement.kind, p.placement.parts, p.dtype]
-                           for p in self.parameters],
+            "layers": [
+                [layer.placement, layer.query_heads_per_rank, layer.kv_heads_per_rank]
+                for layer in self.layers
+            ],
+            "parameters": [
+                [p.name, p.shape, p.placement.kind, p.placement.parts, p.dtype]
+                for p in self.parameters
+            ],
         }
         return blake3(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 

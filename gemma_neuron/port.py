@@ -64,7 +64,10 @@ class PortRecord(BaseModel):
     def digest(self) -> str:
         """Names the port: its fingerprints and what its graphs share."""
         return digest_json(
-            {"fingerprints": self.fingerprints.model_dump(), "compile": self.model_dump()["compile"]}
+            {
+                "fingerprints": self.fingerprints.model_dump(),
+                "compile": self.model_dump()["compile"],
+            }
         )
 
 
@@ -147,8 +150,10 @@ class Port:
     def append(self, name: str, line: dict[str, Any]) -> None:
         """Append one JSON line with its time to `ledger.jsonl` or `events.jsonl`, fsynced."""
         text = json.dumps({"time": round(time.time(), 3), **line}, sort_keys=True) + "\n"
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(text)
+        with (self.path / name).open("ab+") as file:
+            if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                file.write(b"\n")  # a line torn by a crash stays alone
+            file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
 

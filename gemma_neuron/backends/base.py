@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from gemma_neuron.artifacts import digest_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,6 +58,11 @@ class CompileSpec:
     buckets: tuple[int, ...]
     score_length: int = 128
 
+    def shared_digest(self, plan_fingerprint: str) -> str:
+        """What every graph of a port must agree on to share weights and KV state."""
+        facts = [plan_fingerprint, self.backend, self.dtype, self.slots, self.max_context]
+        return digest_json(facts)
+
     def units(self) -> tuple[UnitSpec, ...]:
         """Decode first: it is the one every run needs."""
         return (
@@ -70,9 +77,17 @@ class BuiltUnit:
     """What compiling one unit left in its folder."""
 
     key: dict[str, str]
-    """Every field that changes the artefact (design section 4); its digest is the unit's key."""
     files: tuple[str, ...]
     host_peak_bytes: int
+
+
+class TracedUnit(Protocol):
+    """A traced graph: opaque but for its key (design section 4), every field that changes the artefact."""
+
+    @property
+    def unit(self) -> UnitSpec: ...
+    @property
+    def key(self) -> dict[str, str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +140,13 @@ class Backend(Protocol):
 
     name: str
 
-    def probe(self) -> BackendStatus: ...
+    def probe(self) -> BackendStatus:
+        """Whether this machine can use it, and why not."""
+        ...
+
+    def require(self) -> None:
+        """Raise EnvironmentProblem when this machine cannot compile, before anything long starts."""
+        ...
 
     def shortcut_key(
         self, geometry: ModelGeometry, plan: ShardPlan, spec: CompileSpec, unit: UnitSpec
@@ -133,19 +154,20 @@ class Backend(Protocol):
         """What decides the graph without tracing it: our code, plan, shapes, versions, flags, host."""
         ...
 
-    def compile(
-        self,
-        geometry: ModelGeometry,
-        plan: ShardPlan,
-        spec: CompileSpec,
-        unit: UnitSpec,
-        folder: Path,
-    ) -> BuiltUnit:
-        """Trace and compile one unit into `folder` (uncommitted). Raises CompileError."""
+    def trace(
+        self, geometry: ModelGeometry, plan: ShardPlan, spec: CompileSpec, unit: UnitSpec
+    ) -> TracedUnit:
+        """The graph as it will be handed to the compiler, and its key."""
+        ...
+
+    def compile(self, traced: TracedUnit, folder: Path) -> BuiltUnit:
+        """Compile a traced unit into `folder` (files fsynced, uncommitted). Raises CompileError."""
         ...
 
     def load(self, port: Port) -> Runner:
         """A runner over a port's committed weights and graphs. Raises IntegrityError."""
         ...
 
-    def versions(self) -> dict[str, Any]: ...
+    def versions(self) -> dict[str, str]:
+        """Versions of what compiles and runs, for `port.json`."""
+        ...

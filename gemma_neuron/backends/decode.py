@@ -87,7 +87,9 @@ def greedy(
     return out
 
 
-def score_text(runner: Runner, tokens: Sequence[int], slot: int = 0) -> Iterator[tuple[int, Scores]]:
+def score_text(
+    runner: Runner, tokens: Sequence[int], slot: int = 0
+) -> Iterator[tuple[int, Scores]]:
     """Score a text chunk by chunk over one slot's state: (start, scores of the chunk).
 
     Position i's target is token i + 1; the last position's target is the last token itself (its

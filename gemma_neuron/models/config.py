@@ -24,7 +24,9 @@ class ConfigReader:
     def __init__(self, config: dict[str, Any]) -> None:
         nested = config.get("text_config")
         if nested is not None and not isinstance(nested, dict):
-            raise ConfigError(f"config.json: text_config is {type(nested).__name__}, not an object.")
+            raise ConfigError(
+                f"config.json: text_config is {type(nested).__name__}, not an object."
+            )
         self.text: dict[str, Any] = nested if nested is not None else config
         self.whole = config
 
@@ -37,7 +39,9 @@ class ConfigReader:
         """An integer of at least `least`; ConfigError names the key otherwise."""
         found = self.value(key, default)
         if found is None:
-            raise ConfigError(f"config.json lacks {key}.", "Fetch the checkpoint's own config.json.")
+            raise ConfigError(
+                f"config.json lacks {key}.", "Fetch the checkpoint's own config.json."
+            )
         if isinstance(found, bool) or not isinstance(found, int) or found < least:
             raise ConfigError(f"config.json: {key} is {found!r}; an integer >= {least} is needed.")
         return found
@@ -46,7 +50,9 @@ class ConfigReader:
         """A positive number; ConfigError names the key otherwise."""
         found = self.value(key, default)
         if found is None:
-            raise ConfigError(f"config.json lacks {key}.", "Fetch the checkpoint's own config.json.")
+            raise ConfigError(
+                f"config.json lacks {key}.", "Fetch the checkpoint's own config.json."
+            )
         if isinstance(found, bool) or not isinstance(found, int | float) or not found > 0:
             raise ConfigError(f"config.json: {key} is {found!r}; a positive number is needed.")
         return float(found)

@@ -27,7 +27,8 @@ def family_of(config: dict[str, Any]) -> str:
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise ConfigError(
-            "config.json has no model_type.", "Point at the folder with the model's own config.json."
+            "config.json has no model_type.",
+            "Point at the folder with the model's own config.json.",
         )
     if model_type in FAMILY_OF_MODEL_TYPE:
         return FAMILY_OF_MODEL_TYPE[model_type]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gemma_neuron.geometry import LayerGeometry, ModelGeometry
 from gemma_neuron.parameters import Cut, ParameterSpec, ParameterTable
@@ -87,7 +87,7 @@ def shared_specs(g: ModelGeometry) -> Iterator[ParameterSpec]:
 def table_of(
     g: ModelGeometry,
     specs: list[ParameterSpec],
-    skipped: dict[str, tuple[str, ...]],
+    skipped: Mapping[str, tuple[str, ...]],
     optional: frozenset[str] = frozenset(),
 ) -> ParameterTable:
     """A family's table: its specs with Gemma's prefixes and the tied head's possible names."""

@@ -1,0 +1,1 @@
+"""Compile a port's graphs, unit by unit, each committed the moment it is done."""

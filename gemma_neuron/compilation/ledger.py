@@ -1,0 +1,97 @@
+"""What a port's ledger and committed units say: whether a unit can be reused, and why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gemma_neuron.backends.base import UnitSpec
+from gemma_neuron.errors import IntegrityError
+from gemma_neuron.port import Outcome, Port
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A unit's committed manifest facts, verified; `problem` says why they cannot be used."""
+
+    shortcut: str
+    key_digest: str
+    key: dict[str, str]
+    problem: str = ""
+
+
+def committed(port: Port, unit: UnitSpec) -> Found | None:
+    """The unit's committed artefact, its digests checked; None when there is none."""
+    unit_set = port.unit_set(unit)
+    try:
+        if unit_set.manifest() is None:
+            return None
+        facts = unit_set.verify().facts
+    except IntegrityError as error:
+        return Found("", "", {}, problem=error.message)
+    return Found(facts["shortcut"], facts["key_digest"], facts["key"])
+
+
+def life(port: Port) -> int:
+    """1 for the first process that works on a port, one more for each later one."""
+    return max((int(line.get("life", 0)) for line in port.ledger()), default=0) + 1
+
+
+def record(
+    port: Port,
+    unit: UnitSpec,
+    outcome: Outcome,
+    *,
+    life: int,
+    key: dict[str, str],
+    digest: str,
+    seconds: float,
+    host_peak_bytes: int,
+) -> None:
+    """Append the unit's line: time, unit, key digest, fields, seconds, peak, outcome, life."""
+    port.append(
+        "ledger.jsonl",
+        {
+            "unit": unit.name,
+            "key": digest,
+            "fields": key,
+            "digest": digest,
+            "seconds": round(seconds, 3),
+            "host_peak_bytes": host_peak_bytes,
+            "outcome": outcome,
+            "life": life,
+        },
+    )
+
+
+def why_missed(port: Port, unit: UnitSpec, key: dict[str, str], found: Found | None) -> str:
+    """One line: which field of the key differs from the nearest entry there is."""
+    if found is not None and found.problem:
+        return found.problem
+    entries = [found.key] if found is not None and found.key else _entries(port, unit.phase)
+    if not entries:
+        return "no entry yet"
+    nearest = max(entries, key=lambda entry: sum(entry.get(k) == v for k, v in key.items()))
+    differing = [
+        f"{name} {_short(nearest.get(name, 'none'))} -> {_short(value)}"
+        for name, value in key.items()
+        if nearest.get(name) != value
+    ]
+    return "differs from the nearest entry in " + (
+        ", ".join(differing) or "nothing: its files are gone"
+    )
+
+
+def _entries(port: Port, phase: str) -> list[dict[str, Any]]:
+    """Keys of units of that phase this port built before."""
+    return [
+        line["fields"]
+        for line in port.ledger()
+        if line.get("outcome") == "built" and str(line.get("unit", "")).startswith(phase)
+    ]
+
+
+def _short(value: str) -> str:
+    """Digests are cut to 12 characters; everything else is shown whole."""
+    digest = len(value) == 64 and all(c in "0123456789abcdef" for c in value)
+    return value[:12] if digest else value

@@ -1,0 +1,135 @@
+"""What of this machine a port needs: Python, back ends, C++ compiler, memory, disk."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from gemma_neuron.backends.registry import MODULES, PLANNED, backend
+
+Status = Literal["ok", "warn", "fail"]
+DISK_WANTED = 10 * 10**9
+MEMORY_WANTED = 4 * 2**30
+TORCH_RANGE = ("2.9", "2.13")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing looked at: what was found, what is needed, and what to do about it."""
+
+    name: str
+    status: Status
+    found: str
+    needed: str
+    remedy: str = ""
+
+
+def examine() -> list[dict[str, str]]:
+    """All checks, in the order a user would fix them."""
+    checks = [_python(), _torch(), *_backends(), _memory(), _disk(Path.cwd()), _key()]
+    return [asdict(check) for check in checks]
+
+
+def default_backend() -> str:
+    """The back end `--backend` defaults to: neuron where NeuronCores are, else cpu."""
+    return "neuron" if Path("/dev/neuron0").exists() else "cpu"
+
+
+def _python() -> Check:
+    found = ".".join(map(str, sys.version_info[:3]))
+    right = sys.version_info >= (3, 11)
+    return Check(
+        name="python",
+        status="ok" if right else "fail",
+        found=found,
+        needed="3.11 or newer",
+        remedy="Install Python 3.11.",
+    )
+
+
+def _torch() -> Check:
+    needed = f"{TORCH_RANGE[0]} to {TORCH_RANGE[1]}"
+    try:
+        found = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return Check(
+            name="torch",
+            status="fail",
+            found="none",
+            needed=needed,
+            remedy="pip install torch==2.13.0",
+        )
+    numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
+    right = (2, 9) <= numbers <= (2, 13)
+    return Check(
+        name="torch",
+        status="ok" if right else "fail",
+        found=found,
+        needed=needed,
+        remedy="pip install torch==2.13.0",
+    )
+
+
+def _backends() -> list[Check]:
+    checks = []
+    for name in MODULES:
+        status = backend(name).probe()
+        facts = ", ".join(f"{key} {value}" for key, value in status.facts.items())
+        checks.append(
+            Check(
+                name=f"back end {name}",
+                status="ok" if status.usable else "fail",
+                found=facts or status.reason,
+                needed="a C++ compiler with OpenMP",
+                remedy="apt-get install g++, dnf install gcc-c++ or xcode-select --install",
+            )
+        )
+    for name, reason in PLANNED.items():
+        present = default_backend() == name
+        checks.append(
+            Check(
+                name=f"back end {name}",
+                status="warn" if present else "ok",
+                found=f"NeuronCores {'found' if present else 'not found'}; {reason}",
+                needed="nothing",
+                remedy="Use --backend cpu." if present else "",
+            )
+        )
+    return checks
+
+
+def _memory() -> Check:
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Check(
+        name="memory",
+        status="ok" if found >= MEMORY_WANTED else "warn",
+        found=f"{found / 2**30:.1f} GiB",
+        needed=f"{MEMORY_WANTED / 2**30:.0f} GiB to compile two small graphs at once",
+        remedy="Compile on a machine with more memory.",
+    )
+
+
+def _disk(folder: Path) -> Check:
+    found = shutil.disk_usage(folder).free
+    return Check(
+        name="disk",
+        status="ok" if found >= DISK_WANTED else "warn",
+        found=f"{found / 1e9:.1f} GB free in the current folder",
+        needed="the checkpoint's size and some more",
+        remedy="Free some room, or give --out a folder on a larger disk.",
+    )
+
+
+def _key() -> Check:
+    there = bool(os.environ.get("GEMMA_NEURON_API_KEY"))
+    return Check(
+        name="api key",
+        status="ok",
+        found="set" if there else "not set",
+        needed="only to serve beyond loopback (GEMMA_NEURON_API_KEY)",
+    )

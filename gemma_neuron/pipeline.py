@@ -1,0 +1,366 @@
+"""The order of the stages, and what of an earlier run can be reused. The only module that knows it.
+
+inspect → plan → shard → compile → validate. Each function here goes as far as its command asks, and
+whatever is committed already is not done again.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gemma_neuron import __version__
+from gemma_neuron.artifacts import remove_partials, write_json_atomic
+from gemma_neuron.backends.base import Backend, CompileSpec, Runner
+from gemma_neuron.backends.registry import backend
+from gemma_neuron.compilation.buckets import DEFAULT_SLOTS, choose_buckets, choose_context
+from gemma_neuron.errors import TemplateError, UsageError
+from gemma_neuron.port import Fingerprints, Port, PortRecord, SourceRecord, check_out_folder
+
+if TYPE_CHECKING:
+    from gemma_neuron.checkpoint.audit import Audit
+    from gemma_neuron.checkpoint.source import Source
+    from gemma_neuron.compilation.compiler import CompiledModel
+    from gemma_neuron.plan import ShardPlan
+    from gemma_neuron.reports import ValidationReport
+    from gemma_neuron.sharding.planner import Planned, StrategyChoice
+    from gemma_neuron.sharding.writer import Progress, ShardedCheckpoint
+
+DTYPES = ("bfloat16", "float32")
+Notice = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileRequest:
+    """What `compile` was asked. None: the default of the model or of `compilation.buckets`."""
+
+    out: Path
+    backend: str
+    tp: int
+    strategy: StrategyChoice = "auto"
+    dtype: str | None = None
+    max_context: int | None = None
+    slots: int | None = None
+    buckets: tuple[int, ...] | None = None
+    base: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortResult:
+    """What `shard` and `compile` answer (JSON contract)."""
+
+    port: Path
+    digest: str
+    total: int
+    built: int
+    reused: int
+    seconds: float
+    host_peak_bytes: int
+    output_bytes: int
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "port": str(self.port),
+            "digest": self.digest,
+            "units": {"total": self.total, "built": self.built, "reused": self.reused},
+            "seconds": round(self.seconds, 2),
+            "host_peak_bytes": self.host_peak_bytes,
+            "output_bytes": self.output_bytes,
+            "warnings": list(self.warnings),
+        }
+
+
+def examined(source: Source) -> Audit:
+    """The audit of a source, passed. Raises AuditFailed with the first errors."""
+    from gemma_neuron.checkpoint.audit import examine, require_ok
+
+    # A missing template is refused by `_prepare`, with the flag that allows it.
+    found = examine(source, need_template=False)
+    require_ok(found.report)
+    return found
+
+
+def planned(
+    source_text: str,
+    *,
+    tp: int,
+    instance: str,
+    max_context: int | None,
+    slots: int,
+    buckets: tuple[int, ...] | None,
+    strategy: StrategyChoice,
+) -> Planned:
+    """`plan`: needs config.json only."""
+    from gemma_neuron.checkpoint.source import open_source, read_config
+    from gemma_neuron.instances import instance as find_instance
+    from gemma_neuron.models.registry import read_geometry, read_parameter_table
+    from gemma_neuron.sharding.planner import make_plan
+
+    geometry = read_geometry(read_config(open_source(source_text)))
+    context = choose_context(geometry, max_context)
+    return make_plan(
+        geometry,
+        read_parameter_table(geometry),
+        instance=find_instance(instance),
+        tp=tp,
+        context=context,
+        slots=slots,
+        buckets=choose_buckets(buckets, context),
+        strategy=strategy,
+    )
+
+
+def shard(source_text: str, request: CompileRequest, progress: Progress | None) -> PortResult:
+    """Audit, plan and write rank files; committed ranks are kept."""
+    started = time.monotonic()
+    prepared = _prepare(source_text, request, spec=None)
+    sharded = _shard(prepared, progress)
+    record = prepared.port.record
+    return PortResult(
+        port=prepared.port.path,
+        digest=record.digest,
+        total=sharded.ranks,
+        built=len(sharded.written),
+        reused=sharded.ranks - len(sharded.written),
+        seconds=time.monotonic() - started,
+        host_peak_bytes=_own_peak(),
+        output_bytes=sharded.output_bytes,
+        warnings=record.warnings,
+    )
+
+
+def compile_port(
+    source_text: str, request: CompileRequest, progress: Progress | None, notice: Notice
+) -> PortResult:
+    """Audit, plan, shard and compile; the toolchain is checked before anything long starts."""
+    from gemma_neuron.compilation.compiler import compile_units
+
+    started = time.monotonic()
+    chosen = backend(request.backend)
+    chosen.require()
+    prepared = _prepare(source_text, request, spec=chosen)
+    for warning in prepared.port.record.warnings:
+        notice(f"warning: {warning}")
+    sharded = _shard(prepared, progress)
+    port, spec = prepared.port, prepared.port.spec
+    assert prepared.audit.geometry is not None
+    compiled: CompiledModel = compile_units(
+        port, prepared.audit.geometry, prepared.plan, spec, chosen, notice
+    )
+    return PortResult(
+        port=port.path,
+        digest=port.record.digest,
+        total=compiled.total,
+        built=len(compiled.built),
+        reused=len(compiled.reused),
+        seconds=time.monotonic() - started,
+        host_peak_bytes=max(compiled.host_peak_bytes, _own_peak()),
+        output_bytes=sharded.output_bytes + compiled.output_bytes,
+        warnings=port.record.warnings,
+    )
+
+
+def open_port(path: Path) -> Port:
+    """A compiled port. Raises PortIncompleteError when the folder is none or has no graphs yet."""
+    port = Port(path)
+    assert port.spec is not None
+    return port
+
+
+def runner_factory(port: Port) -> Callable[[], Runner]:
+    """What loads the port on the back end it was compiled for, when called."""
+    return lambda: backend(port.spec.backend).load(port)
+
+
+def validate_port(
+    path: Path,
+    *,
+    checkpoint: str | None,
+    golden: Path | None,
+    levels: frozenset[int] | None,
+    questions: Path | None,
+    base: bool,
+    force_template: str | None,
+    notice: Notice,
+) -> ValidationReport:
+    """Load a port and judge it. The checkpoint defaults to where the port was made from, if it is there."""
+    from gemma_neuron.validation.validator import Options, validate
+
+    port = open_port(path)
+    source = _checkpoint_folder(port, checkpoint)
+    notice(f"checkpoint: {source or 'not at hand, a golden is needed'}")
+    runner = runner_factory(port)()
+    options = Options(
+        checkpoint=source,
+        golden=golden,
+        levels=levels,
+        questions=questions,
+        base=base,
+        force_template=force_template,
+    )
+    try:
+        return validate(port, runner, options, progress=notice)
+    finally:
+        runner.close()
+
+
+def _checkpoint_folder(port: Port, given: str | None) -> Path | None:
+    from gemma_neuron.checkpoint.source import open_source
+
+    if given is not None:
+        return open_source(given).folder
+    origin = Path(port.record.source.uri)
+    return origin if (origin / "config.json").is_file() else None
+
+
+def demo_folder() -> Path:
+    """The bundled checkpoint."""
+    return Path(__file__).parent / "data" / "demo-model"
+
+
+def export_demo(destination: Path) -> list[str]:
+    """Copy the bundled checkpoint into a new folder; the names copied."""
+    import shutil
+
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise UsageError(f"--export {destination} is there already.", "Name a new folder.")
+    shutil.copytree(demo_folder(), destination, dirs_exist_ok=True)
+    return sorted(path.name for path in destination.iterdir())
+
+
+def demo_question() -> str:
+    """The first question the bundled model was taught."""
+    import tomllib
+
+    taught = tomllib.loads((demo_folder() / "validation.toml").read_text(encoding="utf-8"))
+    return str(taught["questions"][0]["prompt"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    source: Source
+    audit: Audit
+    plan: ShardPlan
+    port: Port
+
+
+def _prepare(source_text: str, request: CompileRequest, spec: Backend | None) -> _Prepared:
+    """Everything that can be refused is refused here, before the first byte is written."""
+    from gemma_neuron.checkpoint.source import open_source
+    from gemma_neuron.sharding.planner import layout
+
+    source = open_source(source_text)
+    audit = examined(source)
+    assert audit.geometry is not None and audit.table is not None
+    template = audit.report.chat_template
+    if not template["present"] and not request.base:
+        raise TemplateError(
+            f"{source.uri} has no chat template (chat_template.jinja, or chat_template in "
+            "tokenizer_config.json): a chat model ported without it answers nonsense.",
+            "Fetch chat_template.jinja too; for a base model add --base (plain completion only).",
+        )
+    dtype = _dtype(request.dtype, audit.geometry.dtype)
+    plan = layout(audit.geometry, audit.table, request.tp, request.strategy, dtype)
+    compile_spec = None if spec is None else _spec(request, audit, dtype)
+    record = _record(source, audit, plan, compile_spec, spec)
+    if request.out.is_dir():
+        remove_partials(request.out)
+    check_out_folder(request.out, record.fingerprints)
+    request.out.mkdir(parents=True, exist_ok=True)
+    port = Port(request.out)
+    _write_front(port, source, audit, plan, record)
+    return _Prepared(source, audit, plan, port)
+
+
+def _dtype(asked: str | None, own: str) -> str:
+    dtype = asked or (own if own in DTYPES else "bfloat16")
+    if dtype not in DTYPES:
+        raise UsageError(
+            f"--dtype {dtype}: Gemma's activations leave float16's range; there are "
+            f"{', '.join(DTYPES)}.",
+            "Use --dtype bfloat16.",
+        )
+    return dtype
+
+
+def _spec(request: CompileRequest, audit: Audit, dtype: str) -> CompileSpec:
+    assert audit.geometry is not None
+    context = choose_context(audit.geometry, request.max_context)
+    slots = DEFAULT_SLOTS if request.slots is None else request.slots
+    if slots < 1:
+        raise UsageError(
+            f"--slots {slots}: at least one sequence must fit.", "Use --slots 1 or more."
+        )
+    return CompileSpec(
+        backend=request.backend,
+        dtype=dtype,
+        slots=slots,
+        max_context=context,
+        buckets=choose_buckets(request.buckets, context),
+    )
+
+
+def _record(
+    source: Source,
+    audit: Audit,
+    plan: ShardPlan,
+    spec: CompileSpec | None,
+    chosen: Backend | None,
+) -> PortRecord:
+    from gemma_neuron.checkpoint.source import config_digest
+
+    versions = {"gemma-neuron": __version__}
+    versions |= {name: importlib.metadata.version(name) for name in ("transformers", "safetensors")}
+    return PortRecord(
+        source=SourceRecord(
+            kind=source.kind, uri=str(source.folder.resolve()), revision=source.revision
+        ),
+        fingerprints=Fingerprints(
+            config=config_digest(source),
+            checkpoint=audit.report.checkpoint_digest,
+            template=str(audit.report.chat_template["sha256"] or ""),
+            plan=plan.fingerprint(),
+        ),
+        versions=versions | ({} if chosen is None else chosen.versions()),
+        compile=spec,
+        warnings=tuple(f"{found.kind}: {found.message}" for found in audit.report.warnings),
+    )
+
+
+def _write_front(
+    port: Port, source: Source, audit: Audit, plan: ShardPlan, record: PortRecord
+) -> None:
+    """port.json first: it is what makes the folder a port that a killed run can go on with."""
+    from gemma_neuron.checkpoint.source import copy_small_files
+
+    known = port.record if (port.path / "port.json").is_file() else None
+    if record.compile is None and known is not None:
+        record = record.model_copy(update={"compile": known.compile, "versions": known.versions})
+    if known is None or known != record:
+        port.write_record(record)
+    copy_small_files(source, port.source_folder)
+    write_json_atomic(port.path / "audit.json", audit.report.to_json())
+    write_json_atomic(port.path / "plan.json", asdict(plan))
+
+
+def _shard(prepared: _Prepared, progress: Progress | None) -> ShardedCheckpoint:
+    from gemma_neuron.sharding.source_record import write_source_record
+    from gemma_neuron.sharding.writer import write_ranks
+
+    assert prepared.audit.geometry is not None
+    tensors = prepared.audit.tensors()
+    files = {entry.file for entry in tensors.values()}
+    write_source_record(prepared.port, files, str(prepared.source.folder.resolve()))
+    return write_ranks(prepared.port, prepared.audit.geometry, prepared.plan, tensors, progress)
+
+
+def _own_peak() -> int:
+    """Peak resident bytes of this process."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,52 @@
+"""How flags are read: sizes and counts as people write them, lists, and where defaults come from.
+
+Order of precedence: flag, then `GEMMA_NEURON_<FLAG>` in the environment, then the default. An unreadable
+value is a SettingsError that shows what was given.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gemma_neuron.errors import SettingsError
+
+COUNT = re.compile(r"(\d+)\s*([kK]?)")
+K = 1024
+
+
+def count(text: str | None, flag: str) -> int | None:
+    """`32k` or `32768` → 32768; None stays None. Raises SettingsError naming the flag."""
+    if text is None:
+        return None
+    found = COUNT.fullmatch(text.strip())
+    if found is None:
+        raise SettingsError(
+            f"{flag} {text!r} is no count.", f"Write a whole number or thousands: {flag} 32k."
+        )
+    return int(found[1]) * (K if found[2] else 1)
+
+
+def counts(text: str | None, flag: str) -> tuple[int, ...] | None:
+    """`128,512` or `1k` → a tuple; None stays None. Raises SettingsError naming the flag."""
+    if text is None:
+        return None
+    return tuple(count(part, flag) or 0 for part in text.split(","))
+
+
+def level_range(text: str | None) -> frozenset[int] | None:
+    """`0-6`, `0,3` or `2` → level numbers; None stays None. Raises SettingsError."""
+    if text is None:
+        return None
+    levels: set[int] = set()
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d)(?:-(\d))?\s*", part)
+        if (
+            found is None
+            or int(found[2] or found[1]) < int(found[1])
+            or int(found[2] or found[1]) > 7
+        ):
+            raise SettingsError(
+                f"--levels {text!r} is no list of levels 0 to 7.", "For example --levels 0-6."
+            )
+        levels.update(range(int(found[1]), int(found[2] or found[1]) + 1))
+    return frozenset(levels)
