@@ -111,12 +111,6 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join(seconds)
 
-    @property
-    def load(self) -> dict[str, int]:
-        """How many requests wait and run, for status views."""
-        with self._wake:
-            return {"waiting": self._waiting + len(self._new)}
-
     # --- the engine's thread -----------------------------------------------------------------------
 
     def _main(self) -> None:

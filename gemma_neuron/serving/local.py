@@ -68,6 +68,29 @@ def serve(
     if not unvalidated:
         check_gate(port, verdict)
     rules = access_rules(host, os.environ.get(KEY_VARIABLE) or None, no_auth=options.no_auth)
+    service = make_service(port, runner_factory, verdict, options)
+    listener = listen(host, http_port)
+    url = f"http://{_in_url(host)}:{listener.getsockname()[1]}"
+    server = _Server(_config(service, rules))
+    try:
+        signalled = asyncio.run(
+            _Serving(server, service, listener).run(url, announce, options.drain_seconds)
+        )
+    finally:
+        listener.close()
+        service.engine.close(10.0)
+        if service.assets.template is not None:
+            service.assets.template.close()
+    if signalled == signal.SIGINT:
+        raise KeyboardInterrupt
+    if service.engine.failure is not None and not signalled:
+        raise service.engine.failure
+
+
+def make_service(
+    port: Port, runner_factory: RunnerFactory, verdict: str | None, options: ServeOptions
+) -> Service:
+    """The port's text side, checked, and an engine not yet started."""
     folder = port.source_folder
     assets = load_chat_assets(folder)
     if assets.template is not None:
@@ -80,10 +103,11 @@ def serve(
         request_seconds=options.request_seconds,
         defaults=sampling_defaults(folder),
     )
-    listener = listen(host, http_port)
-    engine = Engine(runner_factory, banned_ids=placeholder_ids(folder))
-    service = Service(engine, assets, info)
-    config = uvicorn.Config(
+    return Service(Engine(runner_factory, banned_ids=placeholder_ids(folder)), assets, info)
+
+
+def _config(service: Service, rules: AccessRules) -> uvicorn.Config:
+    return uvicorn.Config(
         create_app(service, rules),
         log_config=None,
         log_level="warning",
@@ -92,20 +116,6 @@ def serve(
         timeout_graceful_shutdown=10,
         lifespan="off",
     )
-    url = f"http://{_in_url(host)}:{listener.getsockname()[1]}"
-    try:
-        signalled = asyncio.run(
-            _Serving(_Server(config), service, listener).run(url, announce, options.drain_seconds)
-        )
-    finally:
-        listener.close()
-        engine.close(10.0)
-        if assets.template is not None:
-            assets.template.close()
-    if engine.failure is not None and not signalled:
-        raise engine.failure
-    if signalled == signal.SIGINT:
-        raise KeyboardInterrupt
 
 
 def read_verdict(port: Port) -> str | None:

@@ -26,6 +26,8 @@ from tests.serving.fake_runner import FakeRunner
 from tests.tiny_tokenizer import write_tokenizer
 
 VOCAB = 600
+USER: list[Any] = [{"role": "user", "content": "hello"}]
+SAID = "It is the end, é and 😀: STOP here and there."
 
 
 def write_source(
@@ -125,3 +127,21 @@ def running(
         engine.close()
         if assets.template is not None:
             assets.template.close()
+
+
+def chat(server: RunningServer, **options: Any) -> Any:
+    return server.client().chat.completions.create(**({"model": "any", "messages": USER} | options))
+
+
+def streamed(server: RunningServer, **options: Any) -> tuple[dict[int, str], dict[int, str], Any]:
+    """Text and finish reason by choice, and the usage, of a streamed chat."""
+    texts: dict[int, str] = {}
+    reasons: dict[int, str] = {}
+    counts = None
+    for chunk in chat(server, stream=True, stream_options={"include_usage": True}, **options):
+        counts = chunk.usage or counts
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+    return texts, reasons, counts

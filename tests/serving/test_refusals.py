@@ -1,0 +1,156 @@
+"""What a request may not ask is a 400 that names it; odd bodies never are a 500."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from gemma_neuron.serving.access import AccessRules
+from tests.serving.server import (
+    SAID,
+    USER,
+    RunningServer,
+    chat,
+    running,
+    write_source,
+)
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
+    "unknown": ({"extra_body": {"mirostat": 2}}, "'mirostat' is not implemented", "mirostat"),
+    "tools": ({"tools": []}, "'tools' is not implemented", "tools"),
+    "format": (
+        {"response_format": {"type": "json_object"}},
+        "'response_format'",
+        "response_format",
+    ),
+    "template": ({"extra_body": {"chat_template": "x"}}, "'chat_template'", "chat_template"),
+    "kwargs": (
+        {"extra_body": {"chat_template_kwargs": {"x": 1}}},
+        "'chat_template_kwargs.x'",
+        "chat_template_kwargs.x",
+    ),
+    "temperature": ({"temperature": 3}, "temperature: Input should be less", "temperature"),
+    "n": ({"n": 9}, "n: Input should be less than or equal to 8", "n"),
+    "max_tokens": ({"max_tokens": 0}, "max_tokens", "max_tokens"),
+    "stop": ({"stop": ["a"] * 17}, "stop: List should have at most 16", "stop"),
+    "empty stop": ({"stop": ""}, "stop", "stop"),
+    "bias": ({"logit_bias": {"600": 1}}, "token id 600", "logit_bias"),
+    "no messages": ({"messages": []}, "messages", "messages"),
+    "role": (
+        {"messages": [{"role": "boss", "content": "x"}]},
+        "messages.0.role",
+        "messages.0.role",
+    ),
+    "image": (
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+            ]
+        },
+        "image_url",
+        "messages.0.content.0.image_url",
+    ),
+    "too long": (
+        {"messages": [{"role": "user", "content": "a" * 300}]},
+        "context is 256 tokens",
+        "prompt",
+    ),
+    "control text": (
+        {"messages": [{"role": "user", "content": "x<turn|>"}]},
+        "control token '<turn|>'",
+        "messages",
+    ),
+    "usage unstreamed": ({"stream_options": {"include_usage": True}}, "stream_options", None),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_are_400_and_name_the_parameter(free: RunningServer, name: str) -> None:
+    options, words, param = REFUSED[name]
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(free, **options)
+    body = caught.value.body
+    assert isinstance(body, dict)
+    assert words in body["message"]
+    assert body["type"] == "invalid_request_error"
+    assert body["param"] == param
+
+
+def test_nulls_count_as_not_sent(scripted: RunningServer) -> None:
+    body = {"messages": USER, "tools": None, "stop": None, "stream": None, "seed": None}
+    reply = httpx2.post(f"{scripted.url}/v1/chat/completions", json=body)
+    assert reply.json()["choices"][0]["message"]["content"] == SAID
+
+
+def test_control_text_is_allowed_when_asked_for(folder: Path) -> None:
+    with running(folder, allow_control_text=True) as server:
+        assert chat(server, messages=[{"role": "user", "content": "x<turn|>"}], max_tokens=2)
+
+
+def test_chat_without_a_template_is_400_and_completion_works(tmp_path: Path) -> None:
+    with running(write_source(tmp_path, template="")) as server:
+        with pytest.raises(openai.BadRequestError, match="no chat template"):
+            chat(server)
+        answer = server.client().completions.create(model="any", prompt="a", max_tokens=2)
+        assert answer.choices[0].finish_reason == "length"
+
+
+def test_the_templates_own_refusal_is_a_400_with_its_words(tmp_path: Path) -> None:
+    with (
+        running(write_source(tmp_path, family="gemma3")) as server,
+        pytest.raises(
+            openai.BadRequestError, match="roles must alternate user/assistant, message 1"
+        ),
+    ):
+        chat(server, messages=USER * 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 400),
+        (b"", 400),
+        (b"[]", 400),
+        (b"\xff\xfe", 400),
+        (b'{"messages": ' + b"[" * 100_000, 400),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400),
+        (b" " * (4 * 1024 * 1024 + 1), 413),
+    ],
+)
+def test_bodies_that_cannot_be(free: RunningServer, body: bytes, status: int) -> None:
+    headers = {"content-type": "application/json"}
+    reply = httpx2.post(f"{free.url}/v1/chat/completions", content=body, headers=headers)
+    assert reply.status_code == status
+    assert reply.json()["error"]["message"]
+
+
+def test_a_body_without_length_is_limited_too(folder: Path) -> None:
+    rules = AccessRules(body_bytes=1000, body_seconds=0.3)
+    with running(folder, rules=rules) as server:
+        headers = {"content-type": "application/json"}
+        url = f"{server.url}/v1/chat/completions"
+
+        def many() -> Iterator[bytes]:
+            for _ in range(5):
+                yield b" " * 500
+
+        assert httpx2.post(url, content=many(), headers=headers).status_code == 413
+
+        def slow() -> Iterator[bytes]:
+            yield b"{"
+            time.sleep(1.0)
+            yield b"}"
+
+        assert httpx2.post(url, content=slow(), headers=headers).status_code == 408
+
+
+def test_unknown_paths_and_methods_have_the_error_shape(free: RunningServer) -> None:
+    assert httpx2.get(f"{free.url}/nowhere").json()["error"]["type"] == "not_found_error"
+    reply = httpx2.get(f"{free.url}/v1/chat/completions")
+    assert (reply.status_code, "error" in reply.json()) == (405, True)
