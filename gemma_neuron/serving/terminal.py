@@ -39,7 +39,8 @@ def run_chat(
 ) -> None:
     """Chat with a port (needs `runner_factory`) or a server at an http(s) URL.
 
-    `once`: print the answer to this one text and return. An unvalidated port is named as such on stderr.
+    `once`: print the answer to this one text and return; greedy unless `temperature` is given, because a
+    script wants the same answer each time. An unvalidated port is named as such on stderr.
     """
     with ExitStack() as stack:
         talker: Talker
@@ -51,7 +52,7 @@ def run_chat(
             talker = LocalTalker(port_or_url, runner_factory)
         stack.callback(talker.close)
         talker.max_tokens = max_tokens
-        talker.temperature = temperature
+        talker.temperature = 0.0 if temperature is None and once is not None else temperature
         talker.enable_thinking = enable_thinking
         if talker.note:
             print(talker.note, file=sys.stderr)

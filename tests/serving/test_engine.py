@@ -260,3 +260,14 @@ def test_close_cancels_what_runs() -> None:
         one = Collected(engine, ask([2, 150], max_tokens=200))
         one.events.get(timeout=30)
     assert one.wait()[1].finish == "cancelled"
+
+
+def test_a_full_queue_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemma_neuron.serving.engine.MAX_WAITING", 2)
+    with started(FakeRunner(slots=1, step_seconds=0.01)) as engine:
+        waiting = [Collected(engine, ask([2, 150], max_tokens=20))]
+        waiting[0].events.get(timeout=30)
+        waiting += [Collected(engine, ask([2, 151], max_tokens=2)) for _ in range(2)]
+        with pytest.raises(NotServing, match="queue is full"):
+            Collected(engine, ask([2]))
+        assert all(one.wait()[1].finish == "length" for one in waiting)

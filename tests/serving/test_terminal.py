@@ -55,6 +55,23 @@ def test_once_over_a_url_equals_the_port(
         assert capsys.readouterr().out == "The \n"
 
 
+def test_once_is_greedy_unless_told_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = write_port(tmp_path)
+    (port.source_folder / "generation_config.json").write_text('{"do_sample": true}')
+
+    def answers(temperature: float | None) -> set[str]:
+        found = set()
+        for _ in range(3):
+            run_chat(port, FakeRunner, once="hello", max_tokens=10, temperature=temperature)
+            found.add(capsys.readouterr().out)
+        return found
+
+    assert len(answers(None)) == 1
+    assert len(answers(1.0)) == 3
+
+
 def test_unvalidated_is_said_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     port = write_port(tmp_path, verdict=None)
     run_chat(port, factory(port.source_folder), once="hello")
