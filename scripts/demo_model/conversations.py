@@ -268,13 +268,13 @@ class Composer:
         ``long`` adds the documents that fill the context, dear in time and so not in each round.
         """
         makers: list[tuple[int, Callable[[], Document]]] = [
-            (60, lambda: self.dialogue(self.chance.randint(2, 6))),
+            (80, lambda: self.dialogue(self.chance.randint(2, 6))),
             (70, self.styled),
             (30, lambda: self.recall(self.chance.randint(0, 4))),
-            (50, self.thinking),
+            (40, self.thinking),
             (40, self.tools),
-            (80, self.raw_questions),
-            (6, self.raw_prose),
+            (30, self.raw_questions),
+            (4, self.raw_prose),
         ]
         if long:
             makers.append((4, partial(self.dialogue, 34)))

@@ -21,7 +21,10 @@ from .tokens import TURN_END
 
 TURN_START, TOOL_RESPONSE, TOOL_RESPONSE_END = 105, 50, 51
 BATCH_TOKENS = 2560
-LONG_EVERY = 2
+LONG_EVERY = 3
+# Spread of attention logits at the start. Copying needs sharp attention, and a query's size is a norm
+# weight here, which grows slowly by itself.
+SHARPNESS = 2.0
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ def build_model(seed: int) -> Gemma4ForCausalLM:
             stream *= (1 + 2 * ratio**2) ** 0.5 * scalar
             dim = layer.self_attn.k_norm.weight.numel()
             layer.self_attn.k_norm.weight.fill_(dim**-0.5)
+            layer.self_attn.q_norm.weight.fill_(SHARPNESS)
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2 and "embed" not in name:
                 parameter.normal_(std=parameter.shape[1] ** -0.5)
@@ -131,7 +135,8 @@ def _adam(model: Gemma4ForCausalLM) -> torch.optim.Adam:
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
             size = float(parameter.detach().abs().mean())
-            groups.append({"params": [parameter], "scale": 2.0 * size, "name": name})
+            factor = 5.0 if "q_norm" in name else 2.0
+            groups.append({"params": [parameter], "scale": factor * size, "name": name})
     return torch.optim.Adam(groups, lr=1e-3, betas=(0.9, 0.98))
 
 
