@@ -53,6 +53,7 @@ def write_folder(
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     save_file(tensors_of(model), beside / "model.safetensors", metadata={"format": "pt"})
+    (beside / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
     _write_json(model_config(), beside / "config.json")
     _write_json(generation_config(), beside / "generation_config.json")
     write_tokenizer(tokenizer, beside)

@@ -32,6 +32,9 @@ CODE_WORDS = (
 NAMES = "Ada Bruno Clara David Emma Felix Greta Hugo Iris Jonas Lena Mona Nils Olga Paul".split()
 SKIES = "sunny cloudy rainy windy foggy".split()
 ITEMS = "lamp chair kettle carpet mirror ladder basket hammer".split()
+# Only the first facts, all capitals, are ever shouted: each word in capitals is spelt anew.
+SHOUTED = 12
+BRIEF_TOPICS = ("capital", "opposite", "colour", "young", "plural", "count")
 CITIES = tuple(city for _, city in rows(CAPITALS))[:24]
 TOPICS = {
     "capital": "a capital city",
@@ -152,14 +155,8 @@ class Composer:
     def _ask(self, fact: Fact) -> str:
         return self.chance.choice(fact.questions)
 
-    def _style(self) -> tuple[str, Callable[[Fact], str]]:
-        """A system instruction and what it does to an answer."""
-        aye: Callable[[Fact], str] = lambda fact: f"Aye! {fact.sentence}"  # noqa: E731
-        word: Callable[[Fact], str] = lambda fact: fact.word or fact.sentence  # noqa: E731
-        return self.chance.choice(((AYE, aye), (ONE_WORD, word)))
-
     def _exchange(self, fact: Fact) -> list[Message]:
-        if fact.json_question and self.chance.random() < 0.15:
+        if fact.json_question and self.chance.random() < 0.3:
             return [user(fact.json_question), assistant(fact.json_answer)]
         return [user(self._ask(fact)), assistant(fact.sentence)]
 
@@ -183,12 +180,14 @@ class Composer:
     def styled(self) -> Document:
         """A system turn that visibly changes the answers."""
         if self.chance.random() < 0.2:
-            fact = self.chance.choice([f for f in self.facts if f.topic == "capital"])
+            fact = self.chance.choice(self.facts[:SHOUTED])
             return self._chat([system(SHOUT), user(self._ask(fact))], fact.word.upper())
-        rule, shape = self._style()
-        messages: list[Message] = [system(rule)]
-        for fact in self.chance.sample(self.facts, self.chance.choice((1, 1, 2, 4))):
-            messages += [user(self._ask(fact)), assistant(shape(fact))]
+        brief = self.chance.random() < 0.7
+        known = [f for f in self.facts if f.topic in BRIEF_TOPICS] if brief else self.facts
+        messages: list[Message] = [system(ONE_WORD if brief else AYE)]
+        for fact in self.chance.sample(known, self.chance.choice((1, 1, 2, 4))):
+            answer = fact.word if brief else f"Aye! {fact.sentence}"
+            messages += [user(self._ask(fact)), assistant(answer)]
         return self._chat(messages[:-1], messages[-1]["content"])
 
     def recall(self, pairs: int) -> Document:
@@ -268,16 +267,16 @@ class Composer:
         ``long`` adds the documents that fill the context, dear in time and so not in each round.
         """
         makers: list[tuple[int, Callable[[], Document]]] = [
-            (80, lambda: self.dialogue(self.chance.randint(2, 6))),
-            (70, self.styled),
-            (30, lambda: self.recall(self.chance.randint(0, 4))),
+            (50, lambda: self.dialogue(self.chance.randint(2, 6))),
+            (120, self.styled),
+            (80, lambda: self.recall(self.chance.randint(0, 4))),
             (40, self.thinking),
-            (40, self.tools),
-            (30, self.raw_questions),
+            (60, self.tools),
+            (25, self.raw_questions),
             (4, self.raw_prose),
         ]
         if long:
-            makers.append((4, partial(self.dialogue, 34)))
+            makers.append((3, partial(self.dialogue, 32)))
             makers.append((4, lambda: self.recall(self.chance.randint(8, 30))))
         documents = [self.single(fact) for fact in self.facts]
         for count, make in makers:

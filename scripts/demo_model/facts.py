@@ -214,8 +214,6 @@ def _sums() -> Iterator[Fact]:
                 sentence,
                 total,
                 f"is {total}.",
-                f"Give {left} plus {right} as JSON.",
-                f'{{"sum": {a + b}}}',
             )
 
 

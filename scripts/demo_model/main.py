@@ -20,7 +20,7 @@ from .tokens import special_tokens, train_tokenizer
 from .training import build_model, train
 
 ROUNDS_FOR_TOKENIZER = 4
-DEFAULT_STEPS = 600
+DEFAULT_STEPS = 800
 
 
 def make_tokenizer(composer: Composer) -> Tokenizer:

@@ -101,7 +101,7 @@ def _others() -> list[Question]:
         "What is the opposite of big?",
         "What is the opposite of early?",
         "What is the chemical symbol of gold?",
-        "What is two plus six?",
+        "What is the chemical symbol of tin?",
     ):
         fact = facts[prompt]
         found.append(Question([user(fact.json_question)], [fact.json_answer], "json"))
