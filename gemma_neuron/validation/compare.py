@@ -1,4 +1,4 @@
-"""Distances between two sets of logits over the same positions. numpy only.
+"""Distances between two sets of logits over the same positions. numpy, and torch for the largest of a row.
 
 In: the reference's logits (all, or its likeliest 1000 with ids and log-sum-exp) and the port's, [n, vocab]
 float32. Out: `Distances`, arrays of one figure per position.
@@ -51,14 +51,16 @@ class Distances:
 
 
 def likeliest(logits: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-    """Ids of the `count` largest of each row, best first, equal ones by id: [n, count]."""
-    count = min(count, logits.shape[-1])
-    if count == logits.shape[-1]:
-        ids = np.broadcast_to(np.arange(count), logits.shape)
-    else:
-        ids = np.sort(np.argpartition(logits, -count, axis=-1)[..., -count:], axis=-1)
-    order = np.argsort(-np.take_along_axis(logits, ids, -1), axis=-1, kind="stable")
-    return np.take_along_axis(ids, order, -1)
+    """Ids of the `count` largest of each row [n, vocab], best first, equal ones by id: [n, count]."""
+    import torch
+
+    # numpy's argpartition takes 0.3 s for one row of 262,144; topk takes milliseconds.
+    values, ids = torch.from_numpy(np.ascontiguousarray(logits)).topk(
+        min(count, logits.shape[-1]), dim=-1
+    )
+    found: NDArray[np.int64] = ids.numpy()
+    order = np.lexsort((found, -values.numpy()), axis=-1)
+    return np.take_along_axis(found, order, -1)
 
 
 def log_sum_exp(logits: NDArray[np.float32]) -> NDArray[np.float32]:
