@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,10 +86,13 @@ def write_json_atomic(path: Path, value: object) -> None:
 
 
 def remove_partials(folder: Path) -> list[str]:
-    """Remove what an interrupted write left beside its final name; the names removed."""
+    """Remove what an interrupted write left beside its final name, file or folder; the names removed."""
     leftovers = sorted(folder.rglob("*" + PARTIAL_SUFFIX)) if folder.is_dir() else []
     for path in leftovers:
-        path.unlink()
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
     return [path.name for path in leftovers]
 
 

@@ -6,6 +6,7 @@ without torch. Exit codes are those of `errors.py`.
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, cast
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, cast
 import typer
 
 from gemma_neuron import settings
-from gemma_neuron.errors import GemmaNeuronError, UsageError
+from gemma_neuron.errors import GemmaNeuronError, Interrupted, UsageError
 from gemma_neuron.render import emit_json, emit_lines, notice, show_error
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def main() -> NoReturn:
     from typer.exceptions import Abort, Exit
 
     wants_json = "--json" in sys.argv
+    signal.signal(signal.SIGTERM, _interrupted)
     try:
         code = app(standalone_mode=False) or 0
     except Exit as ended:
@@ -74,6 +76,11 @@ def main() -> NoReturn:
         show_error(UsageError(error.format_message(), hint), wants_json)
         code = UsageError.exit_code
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupted(number: int, frame: object) -> NoReturn:
+    """SIGTERM with work left: what is committed stays, the rest is dropped, exit 75."""
+    raise Interrupted("Stopped by SIGTERM with work left.", "Run the same command to go on.")
 
 
 @app.command()

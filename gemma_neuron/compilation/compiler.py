@@ -8,18 +8,15 @@ and the real key over the traced graph, taken when the shortcut differs.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
 from gemma_neuron.artifacts import digest_json, sync_folder
 from gemma_neuron.backends.base import Backend, CompileSpec, UnitSpec
 from gemma_neuron.compilation import ledger, worker
-from gemma_neuron.errors import CompileError
+from gemma_neuron.compilation.pool import WorkerPool
 from gemma_neuron.geometry import ModelGeometry
 from gemma_neuron.plan import ShardPlan
 from gemma_neuron.port import Port
@@ -98,19 +95,11 @@ def _outcomes(
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     at_once = min(len(pending), cores)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gemma_neuron.compilation.worker"])
-    with ProcessPoolExecutor(at_once, mp_context=context, max_tasks_per_child=1) as pool:
-        futures = {
-            pool.submit(worker.run, _job(port, geometry, plan, spec, todo, cores // at_once)): todo
-            for todo in pending
-        }
-        try:
-            for future in as_completed(futures):
-                yield futures[future], _result(future, futures[future].unit)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    jobs = [_job(port, geometry, plan, spec, todo, cores // at_once) for todo in pending]
+    by_name = {todo.unit.name: todo for todo in pending}
+    pool = WorkerPool(worker.run, at_once, [worker.__name__])
+    for job, outcome in pool.run(jobs, lambda job: job.unit.name):
+        yield by_name[job.unit.name], outcome
 
 
 def _job(
@@ -131,17 +120,6 @@ def _job(
         known_key=known,
         threads=max(1, threads),
     )
-
-
-def _result(future: Future[worker.Outcome], unit: UnitSpec) -> worker.Outcome:
-    try:
-        return future.result()
-    except BrokenProcessPool as error:
-        raise CompileError(
-            f"The process that compiled {unit.name} or one beside it ended without an answer: killed, "
-            "or out of memory.",
-            "Run the same command again: committed units stay.",
-        ) from error
 
 
 def _publish(port: Port, todo: Plan, outcome: worker.Outcome, life: int, notice: Notice) -> bool:

@@ -1,0 +1,70 @@
+"""N ranks = one rank = stock transformers, for every strategy, prompts over twice the window."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.eager import EagerRunner, eager_port
+from tests.equality.compare import BAR, stock_logits, worst
+from tests.tiny import write_tiny_gemma3, write_tiny_gemma4
+
+LENGTHS = (50, 24, 9)
+"""Texts: over six windows of 8, exactly a bucket, just over the small bucket."""
+PROMPTS = (37, 24, 5)
+"""Prefilled: several chunks and a part-filled bucket, a full one, a part-filled small one."""
+
+
+def texts_of(vocab: int, lengths: tuple[int, ...] = LENGTHS, seed: int = 3) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(5, vocab, n).tolist() for n in lengths]
+
+
+@pytest.mark.parametrize("strategy", ["replicate-kv", "replicate-global"])
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_gemma4_equals_stock(tmp_path: Path, tp: int, strategy: str) -> None:
+    source = write_tiny_gemma4(
+        tmp_path / "source", num_attention_heads=16, num_key_value_heads=8, sliding_window=8
+    )
+    port = eager_port(source, tmp_path / "port", tp=tp, strategy=strategy)
+    texts = texts_of(port.geometry.vocab)
+    found = worst(EagerRunner(port), texts, stock_logits(source, texts), PROMPTS)
+    assert max(found.values()) < BAR, found
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_gemma3_equals_stock(tmp_path: Path, tp: int) -> None:
+    """Four query heads, one KV head: shared KV heads at tp 2 and 4, replicated attention at 8."""
+    source = write_tiny_gemma3(
+        tmp_path / "source", num_attention_heads=4, num_key_value_heads=1, sliding_window=8
+    )
+    port = eager_port(source, tmp_path / "port", tp=tp)
+    texts = texts_of(port.geometry.vocab)
+    found = worst(EagerRunner(port), texts, stock_logits(source, texts), PROMPTS)
+    assert max(found.values()) < BAR, found
+
+
+def test_stale_state_is_never_seen(tmp_path: Path) -> None:
+    """KV state filled with large values gives the same logits: nothing outside a sequence is read."""
+    source = write_tiny_gemma4(tmp_path / "source", sliding_window=8)
+    port = eager_port(source, tmp_path / "port", tp=2)
+    texts = texts_of(port.geometry.vocab)
+    runner = EagerRunner(port)
+    for state in runner._state.values():
+        state.fill_(7.0)
+    found = worst(runner, texts, stock_logits(source, texts), PROMPTS)
+    assert max(found.values()) < BAR, found
+
+
+def test_an_inactive_slot_keeps_its_state(tmp_path: Path) -> None:
+    source = write_tiny_gemma4(tmp_path / "source", sliding_window=8)
+    runner = EagerRunner(eager_port(source, tmp_path / "port", tp=2))
+    runner.prefill(list(range(10, 20)), slot=1, start=0)
+    before = {name: state.clone() for name, state in runner._state.items()}
+    runner.decode([7, 9, 0], [3, 4, 0], [True, False, False])
+    for name, state in runner._state.items():
+        slot_axis = state.dim() - 4
+        kept = before[name].select(slot_axis, 1)
+        assert state.select(slot_axis, 1).equal(kept), name

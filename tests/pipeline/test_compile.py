@@ -1,0 +1,171 @@
+"""Compiled graphs for real: equality with stock, reuse, misses explained, kills survived, nothing baked in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from gemma_neuron.backends.decode import prefill_prompt
+from gemma_neuron.errors import IntegrityError, UsageError
+from gemma_neuron.pipeline import open_port, runner_factory
+from gemma_neuron.port import Port
+from tests.equality.compare import BAR, stock_logits, worst
+from tests.equality.test_ranks import texts_of
+from tests.pipeline.conftest import compile_tiny, tiny_source
+
+TEXTS, PROMPTS = (46, 24, 9), (30, 24, 5)
+
+
+def outcomes(port: Path) -> list[tuple[str, str, int]]:
+    return [(line["unit"], line["outcome"], line["life"]) for line in Port(port).ledger()]
+
+
+def test_compiled_graphs_equal_stock(source: Path, port: Path) -> None:
+    runner = runner_factory(open_port(port))()
+    texts = texts_of(runner.vocab, TEXTS)
+    found = worst(runner, texts, stock_logits(source, texts), PROMPTS)
+    assert max(found.values()) < BAR, found
+
+
+def test_a_second_run_builds_nothing_and_imports_no_torch(source: Path, port: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tests.pipeline.conftest import compile_tiny;"
+        "r = compile_tiny(Path(sys.argv[1]), Path(sys.argv[2]), []);"
+        "print(r.built, r.reused, 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(source), str(port)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.stdout.split() == ["0", "4", "False"]
+
+
+def test_another_slot_count_says_which_field_differed(
+    source: Path, port: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "port"
+    shutil.copytree(port, out)
+    notes: list[str] = []
+    result = compile_tiny(source, out, notes, slots=2, buckets=(8,))
+    assert (result.built, result.reused) == (3, 0)
+    prefill = next(note for note in notes if note.startswith("prefill-b1-l8"))
+    assert "differs from the nearest entry in graph " in prefill
+    assert not (out / "graphs" / "prefill-b1-l24").exists()
+    runner_factory(open_port(out))().close()
+
+
+def test_graphs_are_independent_of_weights(source: Path, port: Path, tmp_path: Path) -> None:
+    """The graphs of one checkpoint with the rank files of another follow the other."""
+    other = tiny_source(tmp_path / "other", seed=5)
+    out = tmp_path / "port"
+    shutil.copytree(port, out)
+    from gemma_neuron.pipeline import CompileRequest, shard
+
+    shard(str(other), CompileRequest(out=tmp_path / "cut", backend="", tp=2), None)
+    shutil.rmtree(out / "weights")
+    shutil.copytree(tmp_path / "cut" / "weights", out / "weights")
+    runner = runner_factory(open_port(out))()
+    texts = texts_of(runner.vocab, TEXTS)
+    found = worst(runner, texts, stock_logits(other, texts), PROMPTS)
+    assert max(found.values()) < BAR, found
+
+
+def test_a_killed_compile_goes_on(source: Path, tmp_path: Path, port: Path) -> None:
+    """Each unit is built once over all lives, and the port computes what an undisturbed one does."""
+    out = tmp_path / "port"
+    code = (
+        "import sys; from pathlib import Path; from tests.pipeline.conftest import compile_tiny;"
+        "compile_tiny(Path(sys.argv[1]), Path(sys.argv[2]), [])"
+    )
+    command = [sys.executable, "-c", code, str(source), str(out)]
+    child = subprocess.Popen(command, cwd=Path(__file__).parents[2], start_new_session=True)
+    deadline = time.monotonic() + 300
+    while not list(out.glob("graphs/*/graph.committed")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    _wait_for_no_orphans()
+    compile_tiny(source, out, [])
+    built = [unit for unit, outcome, _ in outcomes(out) if outcome == "built"]
+    assert sorted(built) == sorted(set(built)) and len(built) == 4
+    assert {life for _, _, life in outcomes(out)} == {1, 2}
+    tokens = texts_of(Port(out).geometry.vocab, (20,))[0]
+    mine, theirs = (runner_factory(open_port(p))() for p in (out, port))
+    assert np.array_equal(prefill_prompt(mine, tokens), prefill_prompt(theirs, tokens))
+
+
+def _wait_for_no_orphans() -> None:
+    """Nothing that a killed controller started outlives it by more than two seconds."""
+    deadline = time.monotonic() + 2
+    left: list[psutil.Process] = []
+    while time.monotonic() < deadline:
+        left = [
+            p
+            for p in psutil.process_iter(["cmdline", "ppid"])
+            if p.info["ppid"] == 1 and any("forkserver" in part for part in p.info["cmdline"] or [])
+        ]
+        if not left:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"orphans: {left}")
+
+
+def test_a_flipped_graph_is_refused_and_rebuilt(source: Path, port: Path, tmp_path: Path) -> None:
+    out = tmp_path / "port"
+    shutil.copytree(port, out)
+    package = out / "graphs" / "decode-b3-l1" / "package.pt2"
+    data = bytearray(package.read_bytes())
+    data[len(data) // 2] ^= 1
+    package.write_bytes(data)
+    with pytest.raises(IntegrityError, match=r"package\.pt2"):
+        runner_factory(open_port(out))()
+    result = compile_tiny(source, out, [])
+    assert (result.built, result.reused) == (1, 3)
+
+
+def test_a_unit_of_another_host_is_a_miss(source: Path, port: Path, tmp_path: Path) -> None:
+    out = tmp_path / "port"
+    shutil.copytree(port, out)
+    unit = next(u for u in Port(out).spec.units() if u.phase == "decode")
+    unit_set = Port(out).unit_set(unit)
+    manifest = unit_set.manifest()
+    assert manifest is not None
+    key = manifest.facts["key"] | {"capability": "a CPU of another make"}
+    facts = manifest.facts | {"key": key, "key_digest": "0" * 64, "shortcut": ""}
+    unit_set.commit_entries(manifest.files, facts)
+    with pytest.raises(IntegrityError, match="another host"):
+        runner_factory(open_port(out))()
+    notes: list[str] = []
+    assert compile_tiny(source, out, notes).built == 1
+    assert any("capability a CPU of another make ->" in note for note in notes)
+
+
+def test_ports_carry_what_serving_needs(port: Path) -> None:
+    names = {path.name for path in (port / "source").iterdir()}
+    assert {"config.json", "tokenizer.json", "chat_template.jinja"} <= names
+    record = json.loads((port / "port.json").read_text())
+    assert record["format"] == 1 and record["compile"]["slots"] == 3
+
+
+def test_the_runner_refuses_what_its_graphs_cannot_do(port: Path) -> None:
+    runner = runner_factory(open_port(port))()
+    for arguments in (
+        {"tokens": [1] * 25, "slot": 0, "start": 0},
+        {"tokens": [1], "slot": 3, "start": 0},
+        {"tokens": [1] * 8, "slot": 0, "start": 41},
+        {"tokens": [], "slot": 0, "start": 0},
+    ):
+        with pytest.raises(UsageError):
+            runner.prefill(**arguments)  # type: ignore[arg-type]
