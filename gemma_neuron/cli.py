@@ -242,6 +242,24 @@ def validate(
     return 0 if report.verdict == "works" else 7
 
 
+@app.command()
+def golden(
+    source: SourceArg,
+    out: Annotated[Path, typer.Option("--out", help="The golden: a .safetensors file.")],
+    prompts: Annotated[Path | None, typer.Option(help="A question file (TOML).")] = None,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    as_json: Json = False,
+) -> None:
+    """Make a reference by stock transformers, for `validate --golden` on any machine."""
+    from gemma_neuron.pipeline import golden_file
+
+    made = golden_file(source, out=out, dtype=dtype, questions=prompts, notice=notice)
+    if as_json:
+        emit_json(made)
+    else:
+        emit_lines([f"{made['file']}: {made['prompts']} prompts, {made['seconds']} s"])
+
+
 @app.command(name="serve-local")
 def serve_local(
     port: PortArg,

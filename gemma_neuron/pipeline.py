@@ -209,6 +209,38 @@ def validate_port(
         runner.close()
 
 
+def golden_file(
+    source_text: str, *, out: Path, dtype: str, questions: Path | None, notice: Notice
+) -> dict[str, Any]:
+    """`golden`: a reference from the checkpoint alone (JSON contract's fields)."""
+    from gemma_neuron.checkpoint.source import open_source
+    from gemma_neuron.validation.alone import golden_of
+
+    started = time.monotonic()
+    source = open_source(source_text)
+    audit = examined(source)
+    assert audit.geometry is not None
+    context = choose_context(audit.geometry, None)
+    golden = golden_of(
+        source.folder,
+        audit.geometry,
+        audit.report.checkpoint_digest,
+        out=out,
+        dtype=_dtype(dtype, dtype),
+        questions=questions,
+        reach=(context, choose_buckets(None, context)),
+        progress=notice,
+    )
+    return {
+        "file": str(golden.path),
+        "digest": golden.digest,
+        "prompts": len(golden.texts) + len(golden.greedy),
+        "dtype": dtype,
+        "peak_bytes": _own_peak(),
+        "seconds": round(time.monotonic() - started, 2),
+    }
+
+
 def _checkpoint_folder(port: Port, given: str | None) -> Path | None:
     from gemma_neuron.checkpoint.source import open_source
 
