@@ -73,7 +73,8 @@ def blank_weights(plan: ShardPlan, view: RankView, dtype: torch.dtype) -> dict[s
 
 
 def trace(geometry: ModelGeometry, plan: ShardPlan, spec: CompileSpec, unit: UnitSpec) -> Traced:
-    """Export one unit and decompose it to the operators the compiler sees."""
+    """Export one unit. It is left undecomposed: torch's default table would take attention apart, and the
+    compiler calls its fused kernel only for the whole operator."""
     view, dtype = rank_view(geometry, plan, spec), TORCH_DTYPES[spec.dtype]
     axes = rank_axes(plan, view)
     state = {
@@ -84,7 +85,7 @@ def trace(geometry: ModelGeometry, plan: ShardPlan, spec: CompileSpec, unit: Uni
     module = AllRanks(plan, view, weights, state)
     inputs = example_inputs(unit)
     with torch.no_grad(), _quiet():
-        program = torch.export.export(module, inputs).run_decompositions()
+        program = torch.export.export(module, inputs)
     return Traced(
         unit=unit,
         program=program,

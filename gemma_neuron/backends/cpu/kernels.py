@@ -14,10 +14,13 @@ from torch.nn import functional
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float) -> Tensor:
-    grouped = query.shape[1] != key.shape[1]
-    return functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=visible, scale=scale, enable_gqa=grouped
-    )
+    """Query heads of one KV head become rows of one product: repeating K and V instead would copy the
+    whole state each step."""
+    group = query.shape[1] // key.shape[1]
+    rows = query.unflatten(1, (-1, group)).flatten(2, 3)
+    seen = visible[:, :, None].expand(-1, -1, group, -1, -1).flatten(2, 3)
+    joined = functional.scaled_dot_product_attention(rows, key, value, attn_mask=seen, scale=scale)
+    return joined.unflatten(2, (group, -1)).flatten(1, 2)
 
 
 @torch.library.custom_op("gemma_neuron::attention", mutates_args=())
