@@ -15,7 +15,7 @@ from pathlib import Path
 from gemma_neuron.artifacts import digest_json
 from gemma_neuron.chat import FAMILIES, ChatAssets, ChatTemplate
 from gemma_neuron.errors import TemplateError, UsageError
-from gemma_neuron.validation.questions import Question, QuestionSet
+from gemma_neuron.validation.questions import Question, QuestionSet, spread
 
 FULL_LENGTH = 128
 """Texts up to this long keep every logit; longer ones the likeliest (design, section 2)."""
@@ -170,7 +170,7 @@ def question_prompts(
 ) -> tuple[GreedyPrompt, ...]:
     """One prompt per question of the scope, those the template refuses or the context lacks left out."""
     prompts = []
-    for name, question in questions.for_scope(talk.scope)[:QUESTIONS]:
+    for name, question in spread(questions.for_scope(talk.scope), QUESTIONS):
         try:
             prompt = talk.prompt(name, question)
         except TemplateError:

@@ -21,6 +21,7 @@ GENERAL = Path(__file__).parent.parent / "data" / "validation" / "general.toml"
 Kind = Literal["fact", "multi-turn", "system", "thinking", "tool", "json", "completion"]
 LIMIT = 48
 """New tokens a question may take unless it names its own limit."""
+LEAST_OF_KIND = 2
 
 
 class Question(BaseModel):
@@ -63,6 +64,28 @@ class Question(BaseModel):
     @property
     def tool_list(self) -> list[dict[str, Any]] | None:
         return cast("list[dict[str, Any]]", json.loads(self.tools)) if self.tools else None
+
+
+def spread(
+    questions: tuple[tuple[str, Question], ...], count: int
+) -> tuple[tuple[str, Question], ...]:
+    """At most `count` of them, in the file's order: of each kind its share of the file and at least
+    LEAST_OF_KIND, evenly over its questions."""
+    if len(questions) <= count:
+        return questions
+    by_kind: dict[str, list[str]] = {}
+    for name, question in questions:
+        by_kind.setdefault(question.kind, []).append(name)
+    share = {kind: min(LEAST_OF_KIND, len(names)) for kind, names in by_kind.items()}
+    while sum(share.values()) < count:  # to the kind that is furthest below its share
+        kind = min(share, key=lambda k: share[k] / len(by_kind[k]))
+        share[kind] += 1
+    chosen = {
+        by_kind[kind][index * len(by_kind[kind]) // n]
+        for kind, n in share.items()
+        for index in range(n)
+    }
+    return tuple(item for item in questions if item[0] in chosen)
 
 
 class Sanity(BaseModel):

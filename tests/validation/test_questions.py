@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from gemma_neuron.errors import UsageError
 from gemma_neuron.validation.bars import read_bars
-from gemma_neuron.validation.questions import GENERAL, find_questions, read_questions
+from gemma_neuron.validation.questions import (
+    GENERAL,
+    Question,
+    find_questions,
+    read_questions,
+    spread,
+)
 
 GOOD = 'schema = 1\n[sanity]\ntext = "x"\n[[questions]]\nprompt = "a"\nanswers = ["b"]\n'
 
@@ -53,6 +60,20 @@ def test_order_of_search(tmp_path: Path) -> None:
     assert find_questions(other, (tmp_path,)).origin == str(other)
     with pytest.raises(UsageError, match="cannot be read"):
         find_questions(tmp_path / "none.toml", ())
+
+
+def test_spread_keeps_shares_and_every_kind() -> None:
+    kinds = ["fact"] * 60 + ["json"] * 9 + ["system"] * 20 + ["thinking"]
+    named = tuple(
+        (f"q{i:02d}", Question(prompt="a", answers=("b",), kind=kind))  # type: ignore[arg-type]
+        for i, kind in enumerate(kinds)
+    )
+    chosen = spread(named, 30)
+    counts = Counter(question.kind for _, question in chosen)
+    assert len(chosen) == 30 and counts["fact"] >= 18
+    assert counts["json"] >= 2 and counts["system"] >= 5 and counts["thinking"] == 1
+    assert [name for name, _ in chosen] == sorted(name for name, _ in chosen)
+    assert spread(named, 200) == named
 
 
 def test_every_bar_has_a_source() -> None:

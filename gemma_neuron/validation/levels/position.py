@@ -136,7 +136,7 @@ def _uneven_chunks(walk: _Walk, reach: int) -> None:
     ids = _ids(walk.text)
     for index in range(64):
         size = sizes[index] if index < len(sizes) else max(1, largest - 3 * (index % 2))
-        end = min(start + size, reach)
+        end = min(start + min(size, largest), reach)
         logits = walk.runner.prefill(ids[start:end], slot=0, start=start)
         walk.check(f"chunk [{start}, {end})", walk.text, end - 1, logits)
         start = end

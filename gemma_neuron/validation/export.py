@@ -1,0 +1,93 @@
+"""`golden`: a reference made from a checkpoint alone, on any machine, for a port elsewhere.
+
+In: a checkpoint folder. Out: the golden's file and its figures. The prompts are those a port with room for the
+whole long text would get.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gemma_neuron.chat import load_chat_assets
+from gemma_neuron.models.registry import read_geometry
+from gemma_neuron.validation.context import follow_up
+from gemma_neuron.validation.golden import GoldenIdentity, weight_digests
+from gemma_neuron.validation.make import make_golden
+from gemma_neuron.validation.prompts import LEAST_LONG, Conversation, Reach, choose_prompts
+from gemma_neuron.validation.questions import find_questions
+from gemma_neuron.validation.verdict import scope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldenReport:
+    """The `golden` command's result, in the JSON contract's names."""
+
+    file: str
+    digest: str
+    prompts: int
+    dtype: str
+    peak_bytes: int
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": 1, **asdict(self)}
+
+
+def export_golden(
+    source: Path,
+    out: Path,
+    *,
+    checkpoint_digest: str,
+    dtype: str = "float32",
+    questions: Path | None = None,
+    base: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
+) -> GoldenReport:
+    """Make a golden at `out` (`.safetensors` is added). `checkpoint_digest` is the audit's: a port carries it
+    as `fingerprints.checkpoint`."""
+    started = time.monotonic()
+    assets = load_chat_assets(source)
+    geometry = read_geometry(json.loads((source / "config.json").read_text(encoding="utf-8")))
+    template = assets.template
+    talk = Conversation(assets=assets, template=template, scope=scope(template is not None, base))
+    chosen = find_questions(questions, (source,))
+    wanted = max(2 * geometry.window + 40, LEAST_LONG)
+    reach = Reach(
+        window=geometry.window,
+        max_context=min(geometry.max_context, wanted),
+        buckets=(),
+        vocab=geometry.vocab,
+    )
+    prompts = choose_prompts(talk, chosen, reach)
+    identity = GoldenIdentity(
+        checkpoint_digest=checkpoint_digest,
+        template_sha256=template.sha256 if template is not None else "",
+        prompts_digest=prompts.digest,
+        dtype=dtype,
+        noise_dtype="bfloat16" if dtype == "float32" else None,
+        files=weight_digests(source),
+    )
+    by_name = dict(chosen.for_scope(talk.scope))
+    out = out if out.suffix == ".safetensors" else out.with_name(out.name + ".safetensors")
+    made = make_golden(
+        source,
+        prompts,
+        identity,
+        out,
+        follow_up=lambda asked, ids: follow_up(talk, by_name, asked, ids),
+        progress=progress,
+    )
+    return GoldenReport(
+        file=str(made.path),
+        digest=made.provenance.key,
+        prompts=len(made.greedy) + len(made.texts),
+        dtype=dtype,
+        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        seconds=round(time.monotonic() - started, 3),
+    )
