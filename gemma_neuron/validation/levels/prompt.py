@@ -18,13 +18,17 @@ LEVEL = 0
 def run(context: LevelContext) -> LevelResult:
     """Lint every prompt; the template's part does not apply to a model without one."""
     assets, prompts = context.assets, context.prompts.greedy
-    problems = [*_template_problems(context), *_stop_problems(context)]
+    problems: list[str] = []
     linted: dict[str, list[str]] = {}
     for prompt in prompts:
         found = lint_prompt(prompt.ids, prompt.text, assets) if prompt.text else []
         if found:
             linted[prompt.name] = found
-    problems += dict.fromkeys(line for found in linted.values() for line in found)
+    lines = list(dict.fromkeys(line for found in linted.values() for line in found))
+    lines.sort(
+        key=lambda line: "turn marker; this model's" not in line
+    )  # what names the cause first
+    problems += [*_template_problems(context, lines), *lines, *_stop_problems(context)]
     asked = [prompt for prompt in prompts if prompt.text]
     if not asked:
         problems.append(
@@ -41,13 +45,13 @@ def run(context: LevelContext) -> LevelResult:
     return from_problems(LEVEL, problems, f"{len(asked)} prompts lint clean", detail)
 
 
-def _template_problems(context: LevelContext) -> list[str]:
+def _template_problems(context: LevelContext, lines: list[str]) -> list[str]:
     own = context.assets.template
     needed = context.port.record.fingerprints.template
     if context.forced is not None:
         return [
             f"prompts were rendered with {context.forced!r}, not with the model's own chat template: "
-            "what follows judges that prompt, not the model"
+            + (lines[0] if lines else "what follows judges that prompt, not the model")
         ]
     found = own.sha256 if own is not None else ""
     if found != needed:
