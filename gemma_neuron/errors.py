@@ -3,7 +3,6 @@
     GemmaNeuronError
       UsageError 2              SettingsError, PortMismatchError
       CheckpointError 3         SourceNotFoundError, ConfigError, UnknownModelError, AuditFailed,
-                                UnsupportedModelError,
                                 TokenizerError, TemplateError
       PlanError 4               IndivisibleError, DoesNotFitError
       IntegrityError 5          PortIncompleteError
@@ -69,10 +68,6 @@ class ConfigError(CheckpointError):
 
 class UnknownModelError(CheckpointError):
     """`model_type` is none this toolkit ports."""
-
-
-class UnsupportedModelError(CheckpointError):
-    """A known family's size whose model code is not written yet."""
 
 
 class AuditFailed(CheckpointError):

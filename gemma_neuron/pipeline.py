@@ -284,7 +284,6 @@ class _Prepared:
 def _prepare(source_text: str, request: CompileRequest, spec: Backend | None) -> _Prepared:
     """Everything that can be refused is refused here, before the first byte is written."""
     from gemma_neuron.checkpoint.source import open_source
-    from gemma_neuron.models.registry import require_model_code
     from gemma_neuron.sharding.planner import layout
 
     source = open_source(source_text)
@@ -299,8 +298,6 @@ def _prepare(source_text: str, request: CompileRequest, spec: Backend | None) ->
         )
     dtype = _dtype(request.dtype, audit.geometry.dtype)
     plan = layout(audit.geometry, audit.table, request.tp, request.strategy, dtype)
-    if spec is not None:
-        require_model_code(audit.geometry)
     compile_spec = None if spec is None else _spec(request, audit, dtype)
     record = _record(source, audit, plan, compile_spec, spec)
     if request.out.is_dir():

@@ -6,6 +6,7 @@ S keys, N slots. No module knows its rank: where partial results must join, it c
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 
 import torch
@@ -18,12 +19,26 @@ from gemma_neuron.models.rotary import rotate
 from gemma_neuron.models.view import RankLayer, state_name
 
 States = dict[str, Tensor]
+Lent = dict[int, tuple[Tensor, Tensor]]
+"""Layer index → the keys and values its attention saw this call: what borrowing layers read."""
 
 
 def normalised(x: Tensor, eps: float) -> Tensor:
     """x / rms(x) over the last dimension, float32."""
     wide = x.float()
     return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def rounded(factor: float, dtype: torch.dtype) -> float:
+    """`factor` as the reference holds it: rounded to the table's dtype (nearest, ties to even).
+
+    On the number's bits: a tensor made here would become a constant of the graph.
+    """
+    (bits,) = struct.unpack("<I", struct.pack("<f", factor))
+    if dtype == torch.bfloat16:
+        bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    (result,) = struct.unpack("<f", struct.pack("<I", bits))
+    return float(result)
 
 
 class RMSNorm(nn.Module):
@@ -67,13 +82,15 @@ class Step:
     """One call's tokens: where they stand and which are real.
 
     positions int32 [B, L]; slots, lengths int32 [B]; columns at or past `lengths[b]` are padding. `rotary`
-    and `visible` per layer kind are computed once and shared by the layers.
+    per layer kind is computed once and shared by the layers.
     """
 
     positions: Tensor
     slots: Tensor
     lengths: Tensor
     rotary: dict[str, tuple[Tensor, Tensor]]
+    per_layer: Tensor | None = None
+    """[B, L, layers, width]: per-layer inputs of the sizes that have them."""
 
     @property
     def start(self) -> Tensor:
@@ -113,28 +130,40 @@ class Attention(nn.Module):
         super().__init__()
         d, self.layer, self.window, self.scale = layer.geometry.head_dim, layer, window, scale
         self.q_proj = linear(hidden, layer.query_heads * d)
-        self.k_proj = linear(hidden, layer.kv_heads * d)
-        self.v_proj = None if layer.geometry.value_is_key else linear(hidden, layer.kv_heads * d)
         self.o_proj = linear(layer.query_heads * d, hidden)
         self.q_norm = RMSNorm(d, norm_eps, norm_offset)
-        self.k_norm = RMSNorm(d, norm_eps, norm_offset)
+        if layer.geometry.kv_donor is None:
+            self.k_proj = linear(hidden, layer.kv_heads * d)
+            own_value = not layer.geometry.value_is_key
+            self.v_proj = linear(hidden, layer.kv_heads * d) if own_value else None
+            self.k_norm = RMSNorm(d, norm_eps, norm_offset)
         self.value_norm, self.norm_eps = value_norm, norm_eps
         self.collectives, self.kernels = collectives, kernels
 
-    def forward(self, x: Tensor, step: Step, states: States) -> tuple[Tensor, States]:
-        """x [B, L, E] → (output [B, L, E], this layer's new state)."""
-        tables = step.rotary[self.layer.geometry.kind]
+    def forward(self, x: Tensor, step: Step, states: States, lent: Lent) -> tuple[Tensor, States]:
+        """x [B, L, E] → (output [B, L, E], this layer's new state); notes what it saw in `lent`."""
+        geometry, decoding = self.layer.geometry, x.shape[1] == 1
+        tables = step.rotary[geometry.kind]
         query = rotate(self.q_norm(self._heads(self.q_proj(x))), tables)
+        new: States = {}
+        if geometry.kv_donor is None:
+            key, value = self._key_value(x, tables)
+            remember = self._decode if decoding else self._prefill
+            new, lent[geometry.index] = remember(key, value, step, states)
+        keys, values = lent[geometry.index if geometry.kv_donor is None else geometry.kv_donor]
+        visible = self._visible(step, decoding)
+        joined = self.kernels.attention(query, keys, values, visible, self.scale)
+        output = self.o_proj(joined.transpose(1, 2).flatten(2))
+        return (output if self.layer.replicated else self.collectives.all_reduce(output)), new
+
+    def _key_value(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """K (normed, rotated) and V, each [B, K, L, D]."""
         raw_key = self._heads(self.k_proj(x))
         # k_eq_v: V is K before its norm and rotation.
         value = raw_key if self.v_proj is None else self._heads(self.v_proj(x))
         if self.value_norm:
             value = normalised(value, self.norm_eps).type_as(value)
-        key = rotate(self.k_norm(raw_key), tables)
-        attend = self._decode if x.shape[1] == 1 else self._prefill
-        joined, new = attend(query, key, value, step, states)
-        output = self.o_proj(joined.transpose(1, 2).flatten(2))
-        return (output if self.layer.replicated else self.collectives.all_reduce(output)), new
+        return rotate(self.k_norm(raw_key), tables), value
 
     def _heads(self, x: Tensor) -> Tensor:
         """[B, L, heads · D] → [B, heads, L, D]."""
@@ -142,42 +171,50 @@ class Attention(nn.Module):
         return split.transpose(1, 2)
 
     def _decode(
-        self, query: Tensor, key: Tensor, value: Tensor, step: Step, states: States
-    ) -> tuple[Tensor, States]:
-        """One token per slot (row b is slot b): write it, then attend over the whole state."""
-        length = self.layer.state_length
-        new: States = {}
-        at = torch.remainder(step.positions[:, 0], length)
+        self, key: Tensor, value: Tensor, step: Step, states: States
+    ) -> tuple[States, tuple[Tensor, Tensor]]:
+        """One token per slot (row b is slot b): write it; attention then sees the whole state."""
+        at = torch.remainder(step.positions[:, 0], self.layer.state_length)
         real = (step.lengths > 0)[:, None, None]
-        for part, token in (("key", key), ("value", value)):
-            name = state_name(self.layer.geometry.index, part)
+
+        def written(name: str, token: Tensor) -> Tensor:
             old = self.kernels.read_token(states[name], step.slots, at)
             kept = torch.where(real, token[:, :, 0], old)
-            new[name] = self.kernels.write_token(states[name], step.slots, at, kept)
-        held = held_position(step.positions, self.kernels.iota(length)[None], length)
-        visible = (held >= 0)[:, None, None]
-        keys, values = self._own(new)
-        return self.kernels.attention(query, keys, values, visible, self.scale), new
+            return self.kernels.write_token(states[name], step.slots, at, kept)
+
+        keys, values = written(self._key_state, key), written(self._value_state, value)
+        return {self._key_state: keys, self._value_state: values}, (keys, values)
 
     def _prefill(
-        self, query: Tensor, key: Tensor, value: Tensor, step: Step, states: States
-    ) -> tuple[Tensor, States]:
+        self, key: Tensor, value: Tensor, step: Step, states: States
+    ) -> tuple[States, tuple[Tensor, Tensor]]:
         """A chunk of tokens: sliding layers see the old ring and the chunk, global ones the new state."""
-        new: States = {}
-        seen: States = {}
-        for part, chunk in (("key", key), ("value", value)):
-            name = state_name(self.layer.geometry.index, part)
+
+        def written(name: str, chunk: Tensor) -> tuple[Tensor, Tensor]:
             old = self.kernels.read_rows(states[name], step.slots)
             rows = self._merged(old, chunk, step)
-            new[name] = self.kernels.write_rows(states[name], step.slots, rows)
-            seen[name] = torch.cat([old, chunk], 2) if self._sliding else rows
-        visible = self._visible_sliding(step) if self._sliding else self._visible_global(step)
-        keys, values = self._own(seen)
-        return self.kernels.attention(query, keys, values, visible, self.scale), new
+            seen = torch.cat([old, chunk], 2) if self._sliding else rows
+            return self.kernels.write_rows(states[name], step.slots, rows), seen
 
-    def _own(self, states: States) -> tuple[Tensor, Tensor]:
-        index = self.layer.geometry.index
-        return states[state_name(index, "key")], states[state_name(index, "value")]
+        new_key, keys = written(self._key_state, key)
+        new_value, values = written(self._value_state, value)
+        return {self._key_state: new_key, self._value_state: new_value}, (keys, values)
+
+    @property
+    def _key_state(self) -> str:
+        return state_name(self.layer.geometry.index, "key")
+
+    @property
+    def _value_state(self) -> str:
+        return state_name(self.layer.geometry.index, "value")
+
+    def _visible(self, step: Step, decoding: bool) -> Tensor:
+        """bool [B, 1, L, S]: which of the keys `lent` a token sees."""
+        if decoding:
+            length = self.layer.state_length
+            held = held_position(step.positions, self.kernels.iota(length)[None], length)
+            return (held >= 0)[:, None, None]
+        return self._visible_sliding(step) if self._sliding else self._visible_global(step)
 
     @property
     def _sliding(self) -> bool:

@@ -17,7 +17,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gemma_neuron.collectives import Collectives
-from gemma_neuron.models.blocks import RMSNorm, States, Step, VocabParallelEmbedding
+from gemma_neuron.models.blocks import (
+    Lent,
+    RMSNorm,
+    States,
+    Step,
+    VocabParallelEmbedding,
+    linear,
+    rounded,
+)
 from gemma_neuron.models.kernels import Kernels
 from gemma_neuron.models.layer import SandwichLayer
 from gemma_neuron.models.rotary import rotary_tables
@@ -53,6 +61,13 @@ class Decoder(nn.Module):
             family.LAYER(view, layer, collectives, kernels) for layer in view.layers
         )
         self.norm = RMSNorm(g.hidden, g.norm_eps, family.LAYER.norm_offset)
+        if g.per_layer_input:
+            rows, packed = view.parameters["embed_tokens_per_layer.weight"]
+            self.embed_tokens_per_layer = VocabParallelEmbedding(rows, packed, collectives)
+            self.per_layer_model_projection = linear(g.hidden, packed)
+            self.per_layer_projection_norm = RMSNorm(
+                g.per_layer_input, g.norm_eps, family.LAYER.norm_offset
+            )
         self.lm_head = None if g.tied else Head(view.vocab, g.hidden)
         self.rope = nn.ModuleDict(
             {kind: Rope(_head_dim(view.layers, kind)) for kind in sorted(_kinds(view.layers))}
@@ -74,10 +89,17 @@ class Decoder(nn.Module):
         [B, L], log-sum-exp [B, L], logits [B, L, vocab]). All float32.
         """
         x = self._embedded(tokens)
-        step = Step(positions, slots, lengths, self._rotary(positions, x.dtype))
+        step = Step(
+            positions,
+            slots,
+            lengths,
+            self._rotary(positions, x.dtype),
+            self._per_layer_inputs(tokens, x) if self.view.geometry.per_layer_input else None,
+        )
         new: States = {}
+        lent: Lent = {}
         for layer in self.layers:
-            x, changed = cast(SandwichLayer, layer)(x, step, states)
+            x, changed = cast(SandwichLayer, layer)(x, step, states, lent)
             new |= changed
         if targets is None:
             return (self._logits(_last_real(x, lengths)),), new
@@ -88,9 +110,18 @@ class Decoder(nn.Module):
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         """Scaled embeddings [B, L, E]; the scale is rounded to the table's dtype as the reference does."""
-        table = self.embed_tokens.weight
-        scale = torch.tensor(self.view.geometry.embed_scale).to(table.dtype).item()
-        return cast(Tensor, self.embed_tokens(tokens, self.rank)) * scale
+        found = cast(Tensor, self.embed_tokens(tokens, self.rank))
+        return found * rounded(self.view.geometry.embed_scale, found.dtype)
+
+    def _per_layer_inputs(self, tokens: Tensor, x: Tensor) -> Tensor:
+        """[B, L, layers, width]: each layer's own look-up of the token, mixed with a projection of x."""
+        width = self.view.geometry.per_layer_input
+        found = self.embed_tokens_per_layer(tokens, self.rank)
+        found = (found * rounded(width**0.5, found.dtype)).unflatten(-1, (-1, width))
+        projected = self.per_layer_model_projection(x) * self.view.geometry.hidden**-0.5
+        projected = self.per_layer_projection_norm(projected.unflatten(-1, (-1, width)))
+        mixed: Tensor = (projected + found) * 2.0**-0.5
+        return mixed
 
     def _rotary(self, positions: Tensor, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
         return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from gemma_neuron.collectives import Collectives
-from gemma_neuron.models.blocks import Attention, GatedMLP, RMSNorm, States, Step
+from gemma_neuron.models.blocks import Attention, GatedMLP, Lent, RMSNorm, States, Step
 from gemma_neuron.models.kernels import Kernels
 from gemma_neuron.models.view import RankLayer, RankView
 
@@ -40,9 +40,13 @@ class SandwichLayer(nn.Module):
         self.pre_feedforward_layernorm = RMSNorm(g.hidden, g.norm_eps, self.norm_offset)
         self.post_feedforward_layernorm = RMSNorm(g.hidden, g.norm_eps, self.norm_offset)
 
-    def forward(self, x: Tensor, step: Step, states: States) -> tuple[Tensor, States]:
+    def forward(self, x: Tensor, step: Step, states: States, lent: Lent) -> tuple[Tensor, States]:
         """x [B, L, E] → (x after the layer, the layer's new KV state)."""
-        attended, new = self.self_attn(self.input_layernorm(x), step, states)
+        attended, new = self.self_attn(self.input_layernorm(x), step, states, lent)
         x = x + self.post_attention_layernorm(attended)
-        x = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
-        return x, new
+        return x + self.post_feedforward_layernorm(self.fed_forward(x)), new
+
+    def fed_forward(self, x: Tensor) -> Tensor:
+        """The MLP's output before the norm that follows it; x is the residual."""
+        output: Tensor = self.mlp(self.pre_feedforward_layernorm(x))
+        return output

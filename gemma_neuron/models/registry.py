@@ -6,7 +6,7 @@ import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gemma_neuron.errors import ConfigError, UnknownModelError, UnsupportedModelError
+from gemma_neuron.errors import ConfigError, UnknownModelError
 
 if TYPE_CHECKING:
     from gemma_neuron.geometry import ModelGeometry
@@ -52,19 +52,3 @@ def read_parameter_table(geometry: ModelGeometry) -> ParameterTable:
     module = importlib.import_module(f"gemma_neuron.models.{geometry.family}.weights")
     table: ParameterTable = module.parameter_table(geometry)
     return table
-
-
-def require_model_code(geometry: ModelGeometry) -> None:
-    """Raise UnsupportedModelError for a size that can be audited and planned but not compiled yet."""
-    lacking = []
-    if geometry.per_layer_input:
-        lacking.append(f"per-layer embeddings of width {geometry.per_layer_input}")
-    if shared := sum(layer.kv_donor is not None for layer in geometry.layers):
-        lacking.append(f"{shared} layers that borrow K/V")
-    if geometry.experts is not None:
-        lacking.append(f"{geometry.experts.experts} experts a layer")
-    if lacking:
-        raise UnsupportedModelError(
-            f"This model has {' and '.join(lacking)}; its model code is not written yet.",
-            "inspect, plan and shard work for it; compile ports dense Gemma 3 and Gemma 4 text.",
-        )

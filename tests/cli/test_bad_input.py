@@ -148,18 +148,6 @@ def test_neuron_back_end_says_it_is_not_here(source: Path, out: Path) -> None:
     refused(8, "compile", source, "--out", out, "--backend", "neuron")
 
 
-def test_a_size_without_model_code_is_refused(tmp_path: Path, out: Path) -> None:
-    moe = {
-        "enable_moe_block": True,
-        "num_experts": 4,
-        "top_k_experts": 2,
-        "moe_intermediate_size": 16,
-    }
-    source = write_tiny_gemma4(tmp_path / "moe", **moe)
-    assert "4 experts" in refused(3, *compiled(source, out))
-    assert not out.exists()
-
-
 def test_no_compiler_is_said_before_anything_starts(source: Path, out: Path) -> None:
     python = Path(sys.executable)
     command = [str(python), "-m", "gemma_neuron", *map(str, compiled(source, out))]

@@ -19,8 +19,11 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale
     group = query.shape[1] // key.shape[1]
     rows = query.unflatten(1, (-1, group)).flatten(2, 3)
     seen = visible[:, :, None].expand(-1, -1, group, -1, -1).flatten(2, 3)
-    joined = functional.scaled_dot_product_attention(rows, key, value, attn_mask=seen, scale=scale)
-    return joined.unflatten(2, (group, -1)).flatten(1, 2)
+    joined: Tensor = functional.scaled_dot_product_attention(
+        rows, key, value, attn_mask=seen, scale=scale
+    )
+    heads: Tensor = joined.unflatten(2, (group, -1)).flatten(1, 2)
+    return heads
 
 
 @torch.library.custom_op("gemma_neuron::attention", mutates_args=())
