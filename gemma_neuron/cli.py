@@ -255,9 +255,9 @@ def golden(
 
     made = golden_file(source, out=out, dtype=dtype, questions=prompts, notice=notice)
     if as_json:
-        emit_json(made)
+        emit_json(made.to_json())
     else:
-        emit_lines([f"{made['file']}: {made['prompts']} prompts, {made['seconds']} s"])
+        emit_lines([f"{made.file}: {made.prompts} prompts, {made.seconds:.0f} s"])
 
 
 @app.command(name="serve-local")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gemma_neuron.reports import ValidationReport
     from gemma_neuron.sharding.planner import Planned, StrategyChoice
     from gemma_neuron.sharding.writer import Progress, ShardedCheckpoint
+    from gemma_neuron.validation.export import GoldenReport
 
 DTYPES = ("bfloat16", "float32")
 Notice = Callable[[str], None]
@@ -211,34 +212,21 @@ def validate_port(
 
 def golden_file(
     source_text: str, *, out: Path, dtype: str, questions: Path | None, notice: Notice
-) -> dict[str, Any]:
-    """`golden`: a reference from the checkpoint alone (JSON contract's fields)."""
+) -> GoldenReport:
+    """`golden`: a reference from the checkpoint alone."""
     from gemma_neuron.checkpoint.source import open_source
-    from gemma_neuron.validation.alone import golden_of
+    from gemma_neuron.validation.export import export_golden
 
-    started = time.monotonic()
     source = open_source(source_text)
     audit = examined(source)
-    assert audit.geometry is not None
-    context = choose_context(audit.geometry, None)
-    golden = golden_of(
+    return export_golden(
         source.folder,
-        audit.geometry,
-        audit.report.checkpoint_digest,
-        out=out,
+        out,
+        checkpoint_digest=audit.report.checkpoint_digest,
         dtype=_dtype(dtype, dtype),
         questions=questions,
-        reach=(context, choose_buckets(None, context)),
         progress=notice,
     )
-    return {
-        "file": str(golden.path),
-        "digest": golden.digest,
-        "prompts": len(golden.texts) + len(golden.greedy),
-        "dtype": dtype,
-        "peak_bytes": _own_peak(),
-        "seconds": round(time.monotonic() - started, 2),
-    }
 
 
 def _checkpoint_folder(port: Port, given: str | None) -> Path | None:
