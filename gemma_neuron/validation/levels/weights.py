@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gemma_neuron.plan import PlannedParameter
 
 LEVEL = 1
+JOINED_AXIS = {"rows": 0, "repeated-rows": 0, "columns": 1, "expert-gate-up": 1, "expert-down": 2}
 DIGESTS = "tensor_digests"
 """Fact of rank 0's manifest: tensor → blake3 of the whole tensor's bytes, written at sharding."""
 
@@ -142,8 +143,10 @@ def _reassemble(
     ordered = [parts[index] for index in sorted(parts)]
     if len(ordered) == 1:
         return ordered[0], []
-    axis = 1 if placement.kind == "columns" else 0
-    whole = torch.cat(ordered, dim=axis)
+    if placement.kind == "expert-gate-up":
+        halves = [tensor.chunk(2, dim=1) for tensor in ordered]
+        ordered = [half[i] for i in (0, 1) for half in halves]
+    whole = torch.cat(ordered, dim=JOINED_AXIS[placement.kind])
     if tuple(whole.shape) != parameter.shape:
         return None, [
             f"{parameter.name}: parts make {tuple(whole.shape)}, planned {parameter.shape}"
