@@ -69,8 +69,9 @@ class WorkerPool(Generic[Job, Answer]):
             ) from None
         finally:
             ready.close()
+            # The worker ends by itself; closing its lifeline first would kill it in its clean-up.
+            process.join(PATIENCE_SECONDS)
             lifeline.close()
-        process.join(PATIENCE_SECONDS)
         if isinstance(answer, GemmaNeuronError):
             raise answer
         if isinstance(answer, str):

@@ -6,9 +6,8 @@ the same KV tensors, which its graph writes in place.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -170,14 +169,20 @@ def _row(
 def _decode_flags(plan: ShardPlan, spec: CompileSpec) -> Callable[[], AbstractContextManager[None]]:
     """oneDNN off for one-row bfloat16 products at one rank.
 
-    Measured on 270M: its matrix-vector product takes 1.6 times as long as torch's own; from two rows on it is the
-    faster one. The flag is the process's: it is restored after each call.
+    Measured on 270M: its matrix-vector product takes 1.6 times as long as torch's own; from two rows on it
+    is the faster one.
     """
     if spec.slots == 1 and plan.tp == 1 and spec.dtype == "bfloat16":
-        with warnings.catch_warnings():
-            # torch reads a flag of Intel GPUs on the way and warns once that there is none.
-            warnings.simplefilter("ignore", UserWarning)
-            with torch.backends.mkldnn.flags(enabled=False):
-                pass
-        return lambda: torch.backends.mkldnn.flags(enabled=False)
+        return _without_onednn
     return nullcontext
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """The flag is the process's, so it is put back. `flags()` would also set what it does not change, and
+    warn at each call of a flag of GPUs that are not there."""
+    before = torch.backends.mkldnn.set_flags(_enabled=False)[0]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.set_flags(_enabled=before)
