@@ -1,0 +1,104 @@
+"""The whole way on the bundled model: works, and is refused when it only seems to."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from gemma_neuron.pipeline import demo_folder
+from tests.bundled.conftest import Done, compile_arguments, gemma_neuron
+
+
+def test_the_bundled_model_works(validated: tuple[Path, Done]) -> None:
+    _, done = validated
+    assert done.code == 0, done.stdout + done.stderr
+    report = done.document
+    assert (report["verdict"], report["scope"]) == ("works", "chat")
+    assert [level["status"] for level in report["levels"]] == ["pass"] * 7
+    assert report["token_match"]["compared"] > 100
+
+
+def test_a_second_compile_reuses_every_unit(port: Path) -> None:
+    done = gemma_neuron(*compile_arguments(demo_folder(), port), "--json")
+    assert done.code == 0, done.stderr
+    assert done.document["units"] == {"total": 4, "built": 0, "reused": 4}
+
+
+def test_a_second_validation_reuses_the_golden(validated: tuple[Path, Done]) -> None:
+    port, first = validated
+    again = gemma_neuron("validate", port, "--json").document
+    assert again["provenance"]["golden"]["reused"] is True
+    assert again["verdict"] == first.document["verdict"]
+
+
+def test_chat_answers(validated: tuple[Path, Done]) -> None:
+    done = gemma_neuron("chat", validated[0], "--once", "What is the capital of France?")
+    assert done.code == 0, done.stderr
+    assert "Paris" in done.stdout
+    assert "<" not in done.stdout
+
+
+def test_lost_layer_scalars_are_warned_of_and_never_work(
+    port: Path, lost_buffers: Path, tmp_path: Path
+) -> None:
+    """Mission, story 1: all 60 stayed at 1.0, no error, and the arithmetic was wrong."""
+    inspected = gemma_neuron("inspect", lost_buffers, "--json")
+    assert inspected.code == 0
+    kinds = {f["kind"]: f for f in inspected.document["findings"]}
+    assert kinds["all-one"]["severity"] == "warning"
+    buffers = inspected.document["buffers"]
+    assert len(buffers) == 12
+    assert {(b["min"], b["max"]) for b in buffers} == {(1.0, 1.0)}
+
+    out = tmp_path / "port"
+    assert gemma_neuron("shard", lost_buffers, "--out", out, "--tp", 8).code == 0
+    # The graphs do not depend on weights: those of the good port are reused as they are.
+    shutil.copytree(port / "graphs", out / "graphs")
+    compiled = gemma_neuron(*compile_arguments(lost_buffers, out), "--json")
+    assert compiled.code == 0, compiled.stderr
+    assert "all-one" in compiled.stderr
+    assert compiled.document["units"]["reused"] == 4
+
+    judged = gemma_neuron("validate", out)
+    assert judged.code == 7
+    first, second = judged.stdout.splitlines()[:2]
+    assert first.startswith("matches-but-broken")
+    assert "all-one" in second
+    report = json.loads((out / "validation.json").read_text())
+    statuses = {level["name"]: level["status"] for level in report["levels"]}
+    assert statuses["logits"] == "pass" and statuses["reference"] == "fail"
+
+
+def test_a_gemma_3_prompt_is_named_and_token_match_does_not_rescue_it(
+    validated: tuple[Path, Done], tmp_path: Path
+) -> None:
+    port = tmp_path / "port"
+    shutil.copytree(validated[0], port)
+    done = gemma_neuron("validate", port, "--chat-template", "gemma-3", "--json")
+    assert done.code == 7
+    report = done.document
+    assert report["verdict"] == "matches-but-broken"
+    levels = {level["name"]: level for level in report["levels"]}
+    assert levels["prompt"]["status"] == "fail"
+    assert "<start_of_turn>" in levels["prompt"]["reason"]
+    assert levels["logits"]["status"] == "pass"
+    match = report["token_match"]
+    assert match["equal"] == match["compared"] > 0
+
+
+def test_a_level_left_out_is_insufficient(port: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "port"
+    shutil.copytree(port, copy)
+    done = gemma_neuron("validate", copy, "--levels", "0-1", "--json")
+    assert done.code == 7
+    assert done.document["verdict"] == "insufficient"
+
+
+def test_the_gate(port: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "port"
+    shutil.copytree(port, copy)
+    (copy / "validation.json").unlink(missing_ok=True)
+    done = gemma_neuron("serve-local", copy, "--port", 0)
+    assert done.code == 7
+    assert "validate" in done.stderr
