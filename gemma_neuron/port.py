@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from gemma_neuron.artifacts import CommittedSet, digest_json, write_json_atomic
 from gemma_neuron.backends.base import CompileSpec, UnitSpec
-from gemma_neuron.errors import PortIncompleteError, PortMismatchError
+from gemma_neuron.errors import IntegrityError, PortIncompleteError, PortMismatchError
 from gemma_neuron.plan import ShardPlan
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 RECORD_NAME = "port.json"
+VERDICT_NAME = "validation.json"
 UNIT_STEM = "graph"
 Outcome = Literal["built", "reused", "failed"]
 
@@ -146,6 +147,24 @@ class Port:
     def write_record(self, record: PortRecord) -> None:
         write_json_atomic(self.path / RECORD_NAME, record.model_dump(mode="json"))
         self.__dict__.pop("record", None)
+
+    def verdict(self) -> str | None:
+        """The verdict of validation.json; None when this port, as it is now, was never validated.
+
+        A report of another port or of other graphs than port.json names does not count. Raises IntegrityError
+        when the file is no JSON.
+        """
+        try:
+            found = self.read_json(VERDICT_NAME)
+        except ValueError as error:
+            raise IntegrityError(
+                f"{self.path / VERDICT_NAME} is not readable JSON: {error}.",
+                f"Run `gemma-neuron validate {self.path}` again.",
+            ) from error
+        if not isinstance(found, dict) or not isinstance(found.get("verdict"), str):
+            return None
+        judged = (found.get("provenance") or {}).get("port_digest")
+        return found["verdict"] if judged in (None, self.record.digest) else None
 
     def append(self, name: str, line: dict[str, Any]) -> None:
         """Append one JSON line with its time to `ledger.jsonl` or `events.jsonl`, fsynced."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from gemma_neuron.chat import load_chat_assets
-from gemma_neuron.errors import EnvironmentProblem, IntegrityError, UnvalidatedPortError, UsageError
+from gemma_neuron.errors import EnvironmentProblem, UnvalidatedPortError, UsageError
 from gemma_neuron.serving.access import LOOPBACK_NAMES, AccessRules
 from gemma_neuron.serving.engine import Engine, RunnerFactory
 from gemma_neuron.serving.http import create_app, replicas
@@ -64,7 +64,7 @@ def serve(
     verdict is `works` or `unvalidated`; whatever the factory raises is raised here.
     """
     options = options or ServeOptions()
-    verdict = read_verdict(port)
+    verdict = port.verdict()
     if not unvalidated:
         check_gate(port, verdict)
     rules = access_rules(host, os.environ.get(KEY_VARIABLE) or None, no_auth=options.no_auth)
@@ -116,19 +116,6 @@ def _config(service: Service, rules: AccessRules) -> uvicorn.Config:
         timeout_graceful_shutdown=10,
         lifespan="off",
     )
-
-
-def read_verdict(port: Port) -> str | None:
-    """The verdict in validation.json, or None when the port was never validated."""
-    try:
-        found = port.read_json("validation.json")
-    except ValueError as error:
-        raise IntegrityError(
-            f"{port.path / 'validation.json'} is not readable JSON: {error}.",
-            f"Run `gemma-neuron validate {port.path}` again.",
-        ) from error
-    verdict = found.get("verdict") if isinstance(found, dict) else None
-    return verdict if isinstance(verdict, str) else None
 
 
 def check_gate(port: Port, verdict: str | None) -> None:

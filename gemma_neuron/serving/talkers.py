@@ -52,8 +52,7 @@ class LocalTalker:
         self._assets = load_chat_assets(folder)
         self._assets.need_template()
         self._defaults = sampling_defaults(folder)
-        report = port.read_json("validation.json")
-        verdict = report.get("verdict") if isinstance(report, dict) else None
+        verdict = port.verdict()
         self.note = ""
         if verdict != "works":
             self.note = (

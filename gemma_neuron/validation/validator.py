@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gemma_neuron.artifacts import write_json_atomic
 from gemma_neuron.chat import load_chat_assets
 from gemma_neuron.errors import ReferenceUnavailableError
+from gemma_neuron.port import VERDICT_NAME
 from gemma_neuron.reports import LevelResult, ValidationReport
 from gemma_neuron.validation.bars import read_bars
 from gemma_neuron.validation.context import LevelContext, follow_up, result
@@ -44,7 +45,6 @@ LEVELS: dict[int, Callable[[LevelContext], LevelResult]] = {
     6: level_chat.run,
 }
 NEED_GOLDEN = frozenset({2, 3, 4, 5})
-REPORT_NAME = "validation.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ def validate(
         warnings=port.record.warnings,
         provenance=_provenance(context, options, time.monotonic() - started),
     )
-    write_json_atomic(port.path / REPORT_NAME, {"schema": 1, **report.to_json()})
+    write_json_atomic(port.path / VERDICT_NAME, {"schema": 1, **report.to_json()})
     return report
 
 
