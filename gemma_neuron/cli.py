@@ -223,8 +223,10 @@ def validate(
 ) -> int:
     """Judge a port by what it does: prompts, weights, reference, logits, positions, answers."""
     from gemma_neuron.pipeline import validate_port
+    from gemma_neuron.render import Ticker
     from gemma_neuron.validation.text import lines
 
+    ticker = Ticker()
     report = validate_port(
         port,
         checkpoint=checkpoint,
@@ -234,7 +236,9 @@ def validate(
         base=base,
         force_template=chat_template,
         notice=notice,
+        progress=ticker,
     )
+    ticker.close()
     if as_json:
         emit_json(report.to_json())
     else:
@@ -252,8 +256,11 @@ def golden(
 ) -> None:
     """Make a reference by stock transformers, for `validate --golden` on any machine."""
     from gemma_neuron.pipeline import golden_file
+    from gemma_neuron.render import Ticker
 
-    made = golden_file(source, out=out, dtype=dtype, questions=prompts, notice=notice)
+    ticker = Ticker()
+    made = golden_file(source, out=out, dtype=dtype, questions=prompts, notice=ticker)
+    ticker.close()
     if as_json:
         emit_json(made.to_json())
     else:

@@ -188,6 +188,7 @@ def validate_port(
     base: bool,
     force_template: str | None,
     notice: Notice,
+    progress: Notice,
 ) -> ValidationReport:
     """Load a port and judge it. The checkpoint defaults to where the port was made from, if it is there."""
     from gemma_neuron.validation.validator import Options, validate
@@ -205,7 +206,7 @@ def validate_port(
         force_template=force_template,
     )
     try:
-        return validate(port, runner, options, progress=notice)
+        return validate(port, runner, options, progress=progress)
     finally:
         runner.close()
 

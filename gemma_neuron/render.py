@@ -85,6 +85,26 @@ class ByteProgress:
             sys.stderr.write("\r\x1b[K")
 
 
+class Ticker:
+    """Many small steps: one moving line on a terminal, else a plain line every few seconds."""
+
+    def __init__(self) -> None:
+        self.shown, self.live = 0.0, sys.stderr.isatty()
+
+    def __call__(self, line: str) -> None:
+        now = time.monotonic()
+        if self.live:
+            sys.stderr.write(f"\r\x1b[K{safe(line)}")
+            sys.stderr.flush()
+        elif now - self.shown >= 5 * PROGRESS_SECONDS:
+            self.shown = now
+            notice(line)
+
+    def close(self) -> None:
+        if self.live:
+            sys.stderr.write("\r\x1b[K")
+
+
 def size(count: float) -> str:
     """Bytes in decimal units, as storage and memory of the accelerators are sold."""
     for unit in ("B", "kB", "MB", "GB"):
