@@ -225,19 +225,17 @@ def validate(
     from gemma_neuron.pipeline import validate_port
     from gemma_neuron.render import Ticker
     from gemma_neuron.validation.text import lines
+    from gemma_neuron.validation.validator import Options
 
     ticker = Ticker()
-    report = validate_port(
-        port,
-        checkpoint=checkpoint,
+    options = Options(
         golden=golden,
         levels=settings.level_range(levels),
         questions=questions,
         base=base,
         force_template=chat_template,
-        notice=notice,
-        progress=ticker,
     )
+    report = validate_port(port, checkpoint, options, notice=notice, progress=ticker)
     ticker.close()
     if as_json:
         emit_json(report.to_json())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gemma_neuron.sharding.planner import Planned, StrategyChoice
     from gemma_neuron.sharding.writer import Progress, ShardedCheckpoint
     from gemma_neuron.validation.export import GoldenReport
+    from gemma_neuron.validation.validator import Options
 
 DTYPES = ("bfloat16", "float32")
 Notice = Callable[[str], None]
@@ -179,34 +180,17 @@ def runner_factory(port: Port) -> Callable[[], Runner]:
 
 
 def validate_port(
-    path: Path,
-    *,
-    checkpoint: str | None,
-    golden: Path | None,
-    levels: frozenset[int] | None,
-    questions: Path | None,
-    base: bool,
-    force_template: str | None,
-    notice: Notice,
-    progress: Notice,
+    path: Path, checkpoint: str | None, options: Options, *, notice: Notice, progress: Notice
 ) -> ValidationReport:
     """Load a port and judge it. The checkpoint defaults to where the port was made from, if it is there."""
-    from gemma_neuron.validation.validator import Options, validate
+    from gemma_neuron.validation.validator import validate
 
     port = open_port(path)
     source = _checkpoint_folder(port, checkpoint)
     notice(f"checkpoint: {source or 'not at hand, a golden is needed'}")
     runner = runner_factory(port)()
-    options = Options(
-        checkpoint=source,
-        golden=golden,
-        levels=levels,
-        questions=questions,
-        base=base,
-        force_template=force_template,
-    )
     try:
-        return validate(port, runner, options, progress=progress)
+        return validate(port, runner, replace(options, checkpoint=source), progress=progress)
     finally:
         runner.close()
 
