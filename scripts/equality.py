@@ -26,9 +26,12 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=50, help="cases a family")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--results", type=Path, default=Path("equality-results.jsonl"))
+    parser.add_argument("--bundled", type=Path, help="compile the bundled model at every tp there")
     parser.add_argument("--family", choices=FAMILIES, action="append")
     asked = parser.parse_args()
     torch.set_num_threads(1)  # models this small are slower on two
+    if asked.bundled is not None:
+        return bundled(asked.bundled)
     deadline = time.monotonic() + asked.minutes * 60
     done = read(asked.results)
     for family in asked.family or FAMILIES:
@@ -46,6 +49,48 @@ def main() -> int:
                 file.write(json.dumps(line) + "\n")
             print(json.dumps(line), flush=True)
     return totals(read(asked.results))
+
+
+def bundled(folder: Path) -> int:
+    """The bundled model compiled in float32 at tp 1, 2, 4, 8 and both strategies, against stock."""
+    from gemma_neuron.pipeline import (
+        CompileRequest,
+        compile_port,
+        demo_folder,
+        open_port,
+        runner_factory,
+    )
+    from tests.bundled.test_equality import BUCKETS, PROMPTS, TEXTS
+    from tests.equality.compare import BAR, stock_logits, worst
+    from tests.equality.test_ranks import texts_of
+
+    failed, ports = 0, {}
+    texts = texts_of(2048, TEXTS)
+    want = stock_logits(demo_folder(), texts)
+    for tp in (1, 2, 4, 8):
+        for strategy in ("replicate-kv", "replicate-global"):
+            request = CompileRequest(
+                out=folder / f"tp{tp}-{strategy}",
+                backend="cpu",
+                tp=tp,
+                strategy=strategy,
+                dtype="float32",
+                max_context=160,
+                slots=3,
+                buckets=BUCKETS,
+            )
+            request.out.parent.mkdir(parents=True, exist_ok=True)
+            plan = ports.get(tp)
+            if (
+                plan is None or tp == 8
+            ):  # up to 4 ranks nothing has to be replicated: one plan, one port
+                compile_port(str(demo_folder()), request, None, lambda _: None)
+                ports[tp] = request.out
+            found = worst(runner_factory(open_port(ports[tp]))(), texts, want, PROMPTS)
+            failed += max(found.values()) >= BAR
+            shown = ", ".join(f"{phase} {value:.1e}" for phase, value in found.items())
+            print(f"tp {tp} {strategy}: {shown} of the largest logit (bar {BAR:.0e})", flush=True)
+    return 1 if failed else 0
 
 
 def read(path: Path) -> list[dict[str, Any]]:
