@@ -6,6 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from gemma_neuron.backends.cpu.backend import spin_less
+
+spin_less()
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> Iterator[None]:
