@@ -28,6 +28,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"auto_envvar_prefix": "GEMMA_NEURON"},
     help="Ports Google's Gemma to AWS Inferentia2, or says exactly what is wrong.",
     epilog=EXIT_HELP,
 )
@@ -36,7 +37,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 SourceArg = Annotated[str, typer.Argument(metavar="SOURCE", help="Checkpoint folder.")]
 PortArg = Annotated[Path, typer.Argument(metavar="PORT", help="A port's folder.")]
 Out = Annotated[Path, typer.Option("--out", help="The port's folder: new, or one to go on with.")]
-Tp = Annotated[int, typer.Option("--tp", help="Tensor parallel degree.", envvar="GEMMA_NEURON_TP")]
+Tp = Annotated[int, typer.Option("--tp", help="Tensor parallel degree.")]
 StrategyOption = Annotated[
     str, typer.Option("--strategy", help="auto, replicate-kv or replicate-global.")
 ]

@@ -122,14 +122,16 @@ def _console() -> Console:
     return Console(highlight=False, width=width)
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def _table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: bool = True
+) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right")
+        table.add_column(column, justify="right" if numbers and i else "left")
     for row in rows:
         table.add_row(*(Text(safe(cell)) for cell in row))
     _console().print(table)
@@ -227,5 +229,6 @@ def show_checks(checks: Sequence[dict[str, str]]) -> None:
         "",
         ("check", "status", "found", "needed"),
         [(c["name"], c["status"], c["found"], c["needed"]) for c in checks],
+        numbers=False,
     )
     emit_lines(f"{c['name']}: {c['remedy']}" for c in checks if c["status"] != "ok" and c["remedy"])

@@ -1,7 +1,7 @@
-"""How flags are read: sizes and counts as people write them, lists, and where defaults come from.
+"""How flags are read: sizes and counts as people write them, and lists.
 
-Order of precedence: flag, then `GEMMA_NEURON_<FLAG>` in the environment, then the default. An unreadable
-value is a SettingsError that shows what was given.
+Order of precedence: flag, then `GEMMA_NEURON_<COMMAND>_<FLAG>` in the environment (GEMMA_NEURON_COMPILE_TP),
+then the default. An unreadable value is a SettingsError that shows what was given.
 """
 
 from __future__ import annotations
