@@ -17,7 +17,8 @@ def choose_context(geometry: ModelGeometry, asked: int | None) -> int:
         return min(DEFAULT_CONTEXT, geometry.max_context)
     if asked < 2:
         raise UsageError(
-            f"--max-context {asked}: a prompt and an answer need at least 2 positions."
+            f"--max-context {asked}: a prompt and an answer need at least 2 positions.",
+            f"Leave it out for {min(DEFAULT_CONTEXT, geometry.max_context)}.",
         )
     if asked > geometry.max_context:
         raise DoesNotFitError(

@@ -83,8 +83,10 @@ def test_a_gemma_3_prompt_is_named_and_token_match_does_not_rescue_it(
     assert levels["prompt"]["status"] == "fail"
     assert "<start_of_turn>" in levels["prompt"]["reason"]
     assert levels["logits"]["status"] == "pass"
+    # Nothing it says is right, yet the tokens are the reference's: but for ties within bfloat16's noise.
     match = report["token_match"]
-    assert match["equal"] == match["compared"] > 0
+    assert match["equal"] >= 0.99 * match["compared"] > 100
+    assert levels["generation"]["status"] == "pass"
 
 
 def test_a_level_left_out_is_insufficient(port: Path, tmp_path: Path) -> None:
