@@ -86,14 +86,19 @@ def write_json_atomic(path: Path, value: object) -> None:
 
 
 def remove_partials(folder: Path) -> list[str]:
-    """Remove what an interrupted write left beside its final name, file or folder; the names removed."""
-    leftovers = sorted(folder.rglob("*" + PARTIAL_SUFFIX)) if folder.is_dir() else []
+    """Remove what an interrupted write left in `folder` itself, file or folder; the names removed."""
+    leftovers = sorted(folder.glob("*" + PARTIAL_SUFFIX)) if folder.is_dir() else []
     for path in leftovers:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        remove(path)
     return [path.name for path in leftovers]
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a whole folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +131,7 @@ class CommittedSet:
                 f"{self.manifest_path} cannot be read though its marker is there: {error}",
                 f"Remove {self.folder} and run the same command to build it again.",
             ) from error
-        if digest_bytes(data) != self.marker_path.read_text().strip():
+        if digest_bytes(data).encode() != self.marker_path.read_bytes().strip():
             raise IntegrityError(
                 f"{self.manifest_path} does not have the digest its marker names.",
                 f"Remove {self.folder} and run the same command to build it again.",

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, cast
 import typer
 
 from gemma_neuron import settings
-from gemma_neuron.errors import GemmaNeuronError, Interrupted, UsageError
+from gemma_neuron.errors import (
+    Cancelled,
+    EnvironmentProblem,
+    GemmaNeuronError,
+    Interrupted,
+    UsageError,
+)
 from gemma_neuron.render import emit_json, emit_lines, notice, show_error
 
 if TYPE_CHECKING:
@@ -68,15 +74,27 @@ def main() -> NoReturn:
     except Exit as ended:
         code = ended.exit_code
     except (KeyboardInterrupt, Abort):
-        code = 130
+        code = _fail(Cancelled("Stopped by Ctrl-C.", "Run the same command to go on."), wants_json)
     except GemmaNeuronError as error:
-        show_error(error, wants_json)
-        code = error.exit_code
+        code = _fail(error, wants_json)
+    except OSError as error:
+        text = f"{error.filename or 'The system'}: {error.strerror or error}."
+        code = _fail(
+            EnvironmentProblem(text, "Check the path, its rights and the disk."), wants_json
+        )
     except typer.TyperException as error:
         hint = "Run `gemma-neuron COMMAND --help`."
-        show_error(UsageError(error.format_message(), hint), wants_json)
-        code = UsageError.exit_code
+        code = _fail(UsageError(error.format_message(), hint), wants_json)
+    except Exception as error:
+        if wants_json:
+            emit_json({"error": GemmaNeuronError(f"{type(error).__name__}: {error}").to_json()})
+        raise
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(error: GemmaNeuronError, as_json: bool) -> int:
+    show_error(error, as_json)
+    return error.exit_code
 
 
 def _interrupted(number: int, frame: object) -> NoReturn:
@@ -123,7 +141,7 @@ def plan(
         tp=tp,
         instance=instance,
         max_context=settings.count(max_context, "--max-context"),
-        slots=settings.count(slots, "--slots") or 1,
+        slots=settings.count(slots, "--slots"),
         buckets=settings.counts(buckets, "--buckets"),
         strategy=cast("StrategyChoice", strategy),
     )
@@ -283,6 +301,8 @@ def serve_local(
     from gemma_neuron.pipeline import open_port, runner_factory
     from gemma_neuron.serving.local import ServeOptions, serve
 
+    if not 0 <= http_port < 2**16:
+        raise UsageError(f"--port {http_port} is no port.", "Use 0 to 65535; 0 takes a free one.")
     if replicas != 1:
         raise UsageError(f"--replicas {replicas}: this version serves one.", "Leave it out.")
     opened = open_port(port)
@@ -318,6 +338,10 @@ def chat(
     from gemma_neuron.pipeline import open_port, runner_factory
     from gemma_neuron.serving.terminal import run_chat
 
+    if max_tokens is not None and max_tokens < 1:
+        raise UsageError(f"--max-tokens {max_tokens}: an answer has at least one.", "Leave it out.")
+    if temperature is not None and temperature < 0:
+        raise UsageError(f"--temperature {temperature} is below 0.", "0 is greedy.")
     remote = target.startswith(("http://", "https://"))
     opened = None if remote else open_port(Path(target))
     run_chat(

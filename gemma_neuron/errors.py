@@ -10,6 +10,7 @@
       ValidationFailed 7        UnvalidatedPortError
       EnvironmentProblem 8      BackendUnavailableError, CompilerMissingError, ReferenceUnavailableError
       Interrupted 75            work is left; the same command goes on
+        Cancelled 130
 
 A message says what was tried, what was found and what was needed, with names and numbers; the hint
 is one line with the command or flag to try. Our own mistakes are asserts and show a traceback (exit 1).
@@ -144,3 +145,9 @@ class Interrupted(GemmaNeuronError):
     """Stopped with work left; what is committed stays and the same command goes on."""
 
     exit_code = 75
+
+
+class Cancelled(Interrupted):
+    """Stopped by Ctrl-C."""
+
+    exit_code = 130

@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import importlib.metadata
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from gemma_neuron import __version__
-from gemma_neuron.artifacts import remove_partials, write_json_atomic
-from gemma_neuron.backends.base import Backend, CompileSpec, Runner
+from gemma_neuron.artifacts import write_json_atomic
+from gemma_neuron.backends.base import Backend, CompileSpec, Dtype, Runner
 from gemma_neuron.backends.registry import backend
-from gemma_neuron.compilation.buckets import DEFAULT_SLOTS, choose_buckets, choose_context
+from gemma_neuron.compilation.buckets import choose_buckets, choose_context, choose_slots
 from gemma_neuron.errors import TemplateError, UsageError
-from gemma_neuron.port import Fingerprints, Port, PortRecord, SourceRecord, check_out_folder
+from gemma_neuron.port import (
+    LOCK_NAME,
+    RECORD_NAME,
+    Fingerprints,
+    Port,
+    PortRecord,
+    SourceRecord,
+    check_out_folder,
+    remove_leftovers,
+)
 
 if TYPE_CHECKING:
     from gemma_neuron.checkpoint.audit import Audit
@@ -32,7 +42,7 @@ if TYPE_CHECKING:
     from gemma_neuron.validation.export import GoldenReport
     from gemma_neuron.validation.validator import Options
 
-DTYPES = ("bfloat16", "float32")
+DTYPES = get_args(Dtype)
 Notice = Callable[[str], None]
 
 
@@ -93,7 +103,7 @@ def planned(
     tp: int,
     instance: str,
     max_context: int | None,
-    slots: int,
+    slots: int | None,
     buckets: tuple[int, ...] | None,
     strategy: StrategyChoice,
 ) -> Planned:
@@ -111,7 +121,7 @@ def planned(
         instance=find_instance(instance),
         tp=tp,
         context=context,
-        slots=slots,
+        slots=choose_slots(slots, default=1),
         buckets=choose_buckets(buckets, context),
         strategy=strategy,
     )
@@ -121,7 +131,8 @@ def shard(source_text: str, request: CompileRequest, progress: Progress | None) 
     """Audit, plan and write rank files; committed ranks are kept."""
     started = time.monotonic()
     prepared = _prepare(source_text, request, spec=None)
-    sharded = _shard(prepared, progress)
+    with _only_worker(prepared):
+        sharded = _shard(prepared, progress)
     record = prepared.port.record
     return PortResult(
         port=prepared.port.path,
@@ -146,14 +157,15 @@ def compile_port(
     chosen = backend(request.backend)
     chosen.require()
     prepared = _prepare(source_text, request, spec=chosen)
-    for warning in prepared.port.record.warnings:
+    for warning in prepared.record.warnings:
         notice(f"warning: {warning}")
-    sharded = _shard(prepared, progress)
-    port, spec = prepared.port, prepared.port.spec
-    assert prepared.audit.geometry is not None
-    compiled: CompiledModel = compile_units(
-        port, prepared.audit.geometry, prepared.plan, spec, chosen, notice
-    )
+    geometry, port = prepared.audit.geometry, prepared.port
+    assert geometry is not None
+    with _only_worker(prepared):
+        sharded = _shard(prepared, progress)
+        compiled: CompiledModel = compile_units(
+            port, geometry, prepared.plan, port.spec, chosen, notice
+        )
     return PortResult(
         port=port.path,
         digest=port.record.digest,
@@ -168,9 +180,15 @@ def compile_port(
 
 
 def open_port(path: Path) -> Port:
-    """A compiled port. Raises PortIncompleteError when the folder is none or has no graphs yet."""
+    """A compiled port whose front is what was committed.
+
+    Raises PortIncompleteError when the folder is none or has no graphs yet, IntegrityError when config,
+    tokenizer, template or plan are not those it was compiled with.
+    """
     port = Port(path)
     assert port.spec is not None
+    port.source_set.verify()
+    assert port.plan is not None
     return port
 
 
@@ -252,6 +270,7 @@ class _Prepared:
     audit: Audit
     plan: ShardPlan
     port: Port
+    record: PortRecord
 
 
 def _prepare(source_text: str, request: CompileRequest, spec: Backend | None) -> _Prepared:
@@ -273,16 +292,37 @@ def _prepare(source_text: str, request: CompileRequest, spec: Backend | None) ->
     plan = layout(audit.geometry, audit.table, request.tp, request.strategy, dtype)
     compile_spec = None if spec is None else _spec(request, audit, dtype)
     record = _record(source, audit, plan, compile_spec, spec)
-    if request.out.is_dir():
-        remove_partials(request.out)
     check_out_folder(request.out, record.fingerprints)
-    request.out.mkdir(parents=True, exist_ok=True)
-    port = Port(request.out)
-    _write_front(port, source, audit, plan, record)
-    return _Prepared(source, audit, plan, port)
+    return _Prepared(source, audit, plan, Port(request.out), record)
 
 
-def _dtype(asked: str | None, own: str) -> str:
+@contextmanager
+def _only_worker(prepared: _Prepared) -> Iterator[None]:
+    """Hold the port against a second process, clean up after a killed one, write the port's front."""
+    from filelock import FileLock, Timeout
+
+    path = prepared.port.path
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path / LOCK_NAME)
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise UsageError(
+            f"Another process works on {path}.", "Wait for it, or name another --out."
+        ) from error
+    except OSError as error:
+        raise UsageError(
+            f"--out {path} cannot be written: {error.strerror or error}.", "Name another folder."
+        ) from error
+    try:
+        remove_leftovers(path)
+        _write_front(prepared)
+        yield
+    finally:
+        lock.release()
+
+
+def _dtype(asked: str | None, own: str) -> Dtype:
     dtype = asked or (own if own in DTYPES else "bfloat16")
     if dtype not in DTYPES:
         raise UsageError(
@@ -290,21 +330,16 @@ def _dtype(asked: str | None, own: str) -> str:
             f"{', '.join(DTYPES)}.",
             "Use --dtype bfloat16.",
         )
-    return dtype
+    return cast(Dtype, dtype)
 
 
-def _spec(request: CompileRequest, audit: Audit, dtype: str) -> CompileSpec:
+def _spec(request: CompileRequest, audit: Audit, dtype: Dtype) -> CompileSpec:
     assert audit.geometry is not None
     context = choose_context(audit.geometry, request.max_context)
-    slots = DEFAULT_SLOTS if request.slots is None else request.slots
-    if slots < 1:
-        raise UsageError(
-            f"--slots {slots}: at least one sequence must fit.", "Use --slots 1 or more."
-        )
     return CompileSpec(
         backend=request.backend,
         dtype=dtype,
-        slots=slots,
+        slots=choose_slots(request.slots),
         max_context=context,
         buckets=choose_buckets(request.buckets, context),
     )
@@ -337,20 +372,20 @@ def _record(
     )
 
 
-def _write_front(
-    port: Port, source: Source, audit: Audit, plan: ShardPlan, record: PortRecord
-) -> None:
+def _write_front(prepared: _Prepared) -> None:
     """port.json first: it is what makes the folder a port that a killed run can go on with."""
     from gemma_neuron.checkpoint.source import copy_small_files
 
-    known = port.record if (port.path / "port.json").is_file() else None
+    port, record = prepared.port, prepared.record
+    known = port.record if (port.path / RECORD_NAME).is_file() else None
     if record.compile is None and known is not None:
         record = record.model_copy(update={"compile": known.compile, "versions": known.versions})
     if known is None or known != record:
         port.write_record(record)
-    copy_small_files(source, port.source_folder)
-    write_json_atomic(port.path / "audit.json", audit.report.to_json())
-    write_json_atomic(port.path / "plan.json", asdict(plan))
+    names = copy_small_files(prepared.source, port.source_folder)
+    port.source_set.commit(names)
+    write_json_atomic(port.path / "audit.json", prepared.audit.report.to_json())
+    write_json_atomic(port.path / "plan.json", asdict(prepared.plan))
 
 
 def _shard(prepared: _Prepared, progress: Progress | None) -> ShardedCheckpoint:

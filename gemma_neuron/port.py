@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from gemma_neuron.artifacts import CommittedSet, digest_json, write_json_atomic
+from gemma_neuron.artifacts import (
+    PARTIAL_SUFFIX,
+    CommittedSet,
+    digest_json,
+    remove_partials,
+    write_json_atomic,
+)
 from gemma_neuron.backends.base import CompileSpec, UnitSpec
 from gemma_neuron.errors import IntegrityError, PortIncompleteError, PortMismatchError
 from gemma_neuron.plan import ShardPlan
@@ -20,8 +26,9 @@ from gemma_neuron.plan import ShardPlan
 if TYPE_CHECKING:
     from gemma_neuron.geometry import ModelGeometry
 
-FORMAT_VERSION = 1
+FORMAT_VERSION: Literal[1] = 1
 RECORD_NAME = "port.json"
+LOCK_NAME = ".lock"
 VERDICT_NAME = "validation.json"
 UNIT_STEM = "graph"
 Outcome = Literal["built", "reused", "failed"]
@@ -53,7 +60,7 @@ class PortRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: int = FORMAT_VERSION
+    format: Literal[1] = FORMAT_VERSION
     source: SourceRecord
     fingerprints: Fingerprints
     versions: dict[str, str]
@@ -98,13 +105,22 @@ class Port:
 
     @cached_property
     def plan(self) -> ShardPlan:
-        return TypeAdapter(ShardPlan).validate_json(self._bytes("plan.json"))
+        try:
+            plan = TypeAdapter(ShardPlan).validate_json(self._bytes("plan.json"))
+        except ValidationError as error:
+            raise self._unreadable("plan.json", error) from error
+        if plan.fingerprint() != self.record.fingerprints.plan:
+            raise IntegrityError(
+                f"{self.path / 'plan.json'} is not the plan that {RECORD_NAME} names.",
+                "Run `gemma-neuron compile` again with the same arguments.",
+            )
+        return plan
 
     @cached_property
     def geometry(self) -> ModelGeometry:
         from gemma_neuron.models.registry import read_geometry
 
-        return read_geometry(json.loads((self.source_folder / "config.json").read_text()))
+        return read_geometry(json.loads(self._bytes("source/config.json")))
 
     @property
     def spec(self) -> CompileSpec:
@@ -139,10 +155,30 @@ class Port:
     def unit_set(self, unit: UnitSpec) -> CommittedSet:
         return CommittedSet(self.unit_folder(unit), UNIT_STEM)
 
-    def read_json(self, name: str) -> Any:
-        """A JSON part of the port (audit.json, plan.json, validation.json), or None."""
+    @property
+    def source_set(self) -> CommittedSet:
+        """Config, tokenizer and template are part of the commit: an edited template is another model."""
+        return CommittedSet(self.source_folder, "source")
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """A JSON object of the port (source.json, validation.json), or None. Raises IntegrityError."""
         file = self.path / name
-        return json.loads(file.read_bytes()) if file.is_file() else None
+        if not file.is_file():
+            return None
+        try:
+            found = json.loads(file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise self._unreadable(name, error) from error
+        if not isinstance(found, dict):
+            raise self._unreadable(name, "it holds no JSON object")
+        return found
+
+    def _unreadable(self, name: str, why: object) -> IntegrityError:
+        first = str(why).splitlines()[0] if str(why) else type(why).__name__
+        return IntegrityError(
+            f"{self.path / name} is not readable: {first}.",
+            f"Remove it and run the command that makes it again (`compile` or `validate {self.path}`).",
+        )
 
     def write_record(self, record: PortRecord) -> None:
         write_json_atomic(self.path / RECORD_NAME, record.model_dump(mode="json"))
@@ -154,17 +190,10 @@ class Port:
         A report of another port or of other graphs than port.json names does not count. Raises IntegrityError
         when the file is no JSON.
         """
-        try:
-            found = self.read_json(VERDICT_NAME)
-        except ValueError as error:
-            raise IntegrityError(
-                f"{self.path / VERDICT_NAME} is not readable JSON: {error}.",
-                f"Run `gemma-neuron validate {self.path}` again.",
-            ) from error
-        if not isinstance(found, dict) or not isinstance(found.get("verdict"), str):
-            return None
+        found = self.read_json(VERDICT_NAME) or {}
         judged = (found.get("provenance") or {}).get("port_digest")
-        return found["verdict"] if judged in (None, self.record.digest) else None
+        verdict = found.get("verdict")
+        return verdict if isinstance(verdict, str) and judged == self.record.digest else None
 
     def append(self, name: str, line: dict[str, Any]) -> None:
         """Append one JSON line with its time to `ledger.jsonl` or `events.jsonl`, fsynced."""
@@ -194,15 +223,29 @@ class Port:
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file of lines; what a crash or an editor left that is none is passed over."""
     if not path.is_file():
         return []
     lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
+            found = json.loads(text)
+        except ValueError:
             continue
+        if isinstance(found, dict):
+            lines.append(found)
     return lines
+
+
+OWN_PARTS = ("", "source", "weights", "graphs", "golden")
+FIRST_FILES = (LOCK_NAME, RECORD_NAME + PARTIAL_SUFFIX)
+"""What a run that was killed at once may have left before there was a record."""
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove half-written parts of a port, in a port's own places only."""
+    for part in OWN_PARTS:
+        remove_partials(path / part)
 
 
 def check_out_folder(path: Path, fingerprints: Fingerprints) -> None:
@@ -212,7 +255,7 @@ def check_out_folder(path: Path, fingerprints: Fingerprints) -> None:
     if not path.is_dir():
         raise PortMismatchError(f"--out {path} is a file.", "Name a folder that is new or a port.")
     if not (path / RECORD_NAME).is_file():
-        if any(path.iterdir()):
+        if any(found.name not in FIRST_FILES for found in path.iterdir()):
             raise PortMismatchError(
                 f"--out {path} holds files but no {RECORD_NAME}: it is no port.",
                 "Name a new folder.",

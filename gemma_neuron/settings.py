@@ -10,7 +10,7 @@ import re
 
 from gemma_neuron.errors import SettingsError
 
-COUNT = re.compile(r"(\d+)\s*([kK]?)")
+COUNT = re.compile(r"(\d{1,15})\s*([kK]?)")
 K = 1024
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+
+from annotated_types import Ge, MinLen
 
 from gemma_neuron.artifacts import digest_json
 
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     from gemma_neuron.geometry import ModelGeometry
     from gemma_neuron.plan import ShardPlan
     from gemma_neuron.port import Port
+
+
+Dtype = Literal["bfloat16", "float32"]
+"""What a port computes in. Not float16: Gemma's activations leave its range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +58,12 @@ class CompileSpec:
     """What all graphs of a port share. `dtype`: bfloat16 or float32, of weights and KV cache."""
 
     backend: str
-    dtype: str
-    slots: int
-    max_context: int
-    buckets: tuple[int, ...]
-    score_length: int = 128
+    dtype: Dtype
+    slots: Annotated[int, Ge(1)]
+    max_context: Annotated[int, Ge(2)]
+    buckets: Annotated[tuple[Annotated[int, Ge(2)], ...], MinLen(1)]
+    """Ascending."""
+    score_length: Annotated[int, Ge(1)] = 128
 
     def shared_digest(self, plan_fingerprint: str) -> str:
         """What every graph of a port must agree on to share weights and KV state."""

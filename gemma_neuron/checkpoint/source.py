@@ -62,6 +62,8 @@ class Source:
 
 def open_source(text: str) -> Source:
     """The source named by `text`. Raises UsageError (not yet) or SourceNotFoundError."""
+    if not text.strip():
+        raise UsageError("SOURCE is empty.", "Name the checkpoint's folder.")
     if text.startswith("s3://"):
         raise UsageError(
             f"{text}: checkpoints on S3 cannot be read yet.",

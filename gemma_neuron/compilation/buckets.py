@@ -41,3 +41,12 @@ def choose_buckets(asked: tuple[int, ...] | None, context: int) -> tuple[int, ..
             f"For example --buckets {','.join(map(str, choose_buckets(None, context)))}.",
         )
     return tuple(sorted(set(asked)))
+
+
+def choose_slots(asked: int | None, default: int = DEFAULT_SLOTS) -> int:
+    """Sequences decoded at once. Raises UsageError below one."""
+    if asked is not None and asked < 1:
+        raise UsageError(
+            f"--slots {asked}: at least one sequence must fit.", "Use --slots 1 or more."
+        )
+    return default if asked is None else asked

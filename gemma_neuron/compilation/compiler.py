@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from gemma_neuron.artifacts import digest_json, sync_folder
+from gemma_neuron.artifacts import digest_json, remove, sync_folder
 from gemma_neuron.backends.base import Backend, CompileSpec, UnitSpec
 from gemma_neuron.compilation import ledger, worker
 from gemma_neuron.compilation.pool import WorkerPool
@@ -182,7 +182,7 @@ def _remove_leftovers(port: Port, units: Iterable[UnitSpec]) -> None:
     for folder in sorted(graphs.iterdir()):
         unit = wanted.get(folder.name)
         if unit is None or not port.unit_set(unit).marker_path.is_file():
-            shutil.rmtree(folder)
+            remove(folder)
 
 
 def _output_bytes(port: Port, units: Iterable[UnitSpec]) -> int:

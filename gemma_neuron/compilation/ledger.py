@@ -29,12 +29,15 @@ def committed(port: Port, unit: UnitSpec) -> Found | None:
         facts = unit_set.verify().facts
     except IntegrityError as error:
         return Found("", "", {}, problem=error.message)
+    if facts.get("key", {}).get("shape") != unit.name:
+        return Found("", "", {}, problem="its folder holds another unit")
     return Found(facts["shortcut"], facts["key_digest"], facts["key"])
 
 
 def life(port: Port) -> int:
     """1 for the first process that works on a port, one more for each later one."""
-    return max((int(line.get("life", 0)) for line in port.ledger()), default=0) + 1
+    lives = [line.get("life") for line in port.ledger()]
+    return max((n for n in lives if isinstance(n, int)), default=0) + 1
 
 
 def record(
@@ -87,7 +90,9 @@ def _entries(port: Port, phase: str) -> list[dict[str, Any]]:
     return [
         line["fields"]
         for line in port.ledger()
-        if line.get("outcome") == "built" and str(line.get("unit", "")).startswith(phase)
+        if line.get("outcome") == "built"
+        and str(line.get("unit", "")).startswith(phase)
+        and isinstance(line.get("fields"), dict)
     ]
 
 

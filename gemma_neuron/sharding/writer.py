@@ -14,7 +14,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from gemma_neuron.artifacts import PARTIAL_SUFFIX, CommittedSet, FileEntry, sync_folder
+from gemma_neuron.artifacts import PARTIAL_SUFFIX, CommittedSet, FileEntry, remove, sync_folder
 from gemma_neuron.errors import EnvironmentProblem, IntegrityError
 from gemma_neuron.geometry import ModelGeometry
 from gemma_neuron.plan import PlannedParameter, ShardPlan
@@ -57,12 +57,25 @@ def write_ranks(
     tensors = rank_tensors(plan, sources)
     written = []
     for rank in range(plan.tp):
-        if port.rank_set(rank).manifest() is None:
+        if not _is_whole(port, rank):
             with _DiskErrors(port.weights_folder):
                 _write_rank(port, geometry, plan, tensors, rank, progress)
             written.append(rank)
     total = sum(port.rank_file(rank).stat().st_size for rank in range(plan.tp))
     return ShardedCheckpoint(ranks=plan.tp, written=tuple(written), output_bytes=total)
+
+
+def _is_whole(port: Port, rank: int) -> bool:
+    """Whether the rank is committed and its bytes are what was committed; if not, it counts no more."""
+    rank_set = port.rank_set(rank)
+    try:
+        if rank_set.manifest() is None:
+            return False
+        rank_set.verify()
+    except IntegrityError:
+        rank_set.withdraw()
+        return False
+    return True
 
 
 class _DiskErrors:
@@ -147,6 +160,8 @@ def _write_rank(
     expected = len(header_bytes(tensors, rank, plan.tp)) + sum(t.bytes for t in tensors)
     if total != expected:
         raise IntegrityError(f"{target}: {total} bytes were written, the plan says {expected}.")
+    if target.is_dir():
+        remove(target)
     partial.replace(target)
     sync_folder(target.parent)
     entry = FileEntry(name=target.name, bytes=total, blake3=hasher.hexdigest())

@@ -33,15 +33,15 @@ def client(validated: tuple[Path, Done]) -> Iterator[openai.OpenAI]:
         "--port",
         "0",
     ]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    ready = json.loads(server.stdout.readline())
-    assert ready["pid"] == server.pid
-    assert ready["replicas"][0]["index"] == 0
-    with openai.OpenAI(base_url=ready["url"] + "/v1", api_key="none", max_retries=0) as found:
-        yield found
-    server.send_signal(signal.SIGTERM)
-    assert server.wait(30) == 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        ready = json.loads(server.stdout.readline())
+        assert ready["pid"] == server.pid
+        assert ready["replicas"][0]["index"] == 0
+        with openai.OpenAI(base_url=ready["url"] + "/v1", api_key="none", max_retries=0) as found:
+            yield found
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
 
 
 def ask(client: openai.OpenAI, question: str, **more: object) -> openai.types.chat.ChatCompletion:

@@ -60,7 +60,10 @@ def write_port(folder: Path, *, verdict: str | None = "works", template: str | N
         )
     )
     if verdict is not None:
-        (folder / "validation.json").write_text(json.dumps({"verdict": verdict}))
+        provenance = {"port_digest": port.record.digest}
+        (folder / "validation.json").write_text(
+            json.dumps({"verdict": verdict, "provenance": provenance})
+        )
     return port
 
 

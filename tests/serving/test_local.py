@@ -20,6 +20,7 @@ import openai
 import pytest
 
 from gemma_neuron.errors import UsageError
+from gemma_neuron.port import Port
 from gemma_neuron.serving.local import access_rules, model_id
 from tests.serving.serve_process import SAID
 from tests.serving.server import write_port
@@ -181,7 +182,12 @@ def test_refusals_to_start(tmp_path: Path) -> None:
     (tmp_path / "validation.json").write_text("{")
     with process(tmp_path) as found:
         assert ended(found)[0] == 5
+    # a report that does not say of which port it is
     (tmp_path / "validation.json").write_text('{"verdict": "works"}')
+    with process(tmp_path) as found:
+        assert ended(found)[0] == 7
+    report = {"verdict": "works", "provenance": {"port_digest": Port(tmp_path).record.digest}}
+    (tmp_path / "validation.json").write_text(json.dumps(report))
     (tmp_path / "source" / "chat_template.jinja").write_text("{% if %}")
     with process(tmp_path) as found:
         code, text = ended(found)

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from gemma_neuron.artifacts import digest_bytes, digest_file, write_json_atomic
-from gemma_neuron.backends.base import CompileSpec
+from gemma_neuron.backends.base import CompileSpec, Dtype
 from gemma_neuron.chat import load_chat_assets
 from gemma_neuron.models.registry import read_geometry, read_parameter_table
 from gemma_neuron.parameters import Cut
@@ -29,7 +29,7 @@ def make_port(
     path: Path,
     *,
     tp: int = 2,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     slots: int = 2,
     max_context: int = 256,
     buckets: tuple[int, ...] = (32, 64),

@@ -137,7 +137,7 @@ def compile_traced(traced: Traced, folder: Path) -> BuiltUnit:
 
     package, log = folder / PACKAGE_NAME, folder / LOG_NAME
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="gemma-neuron-") as work, _quiet():
+    with tempfile.TemporaryDirectory(dir=folder, prefix="work-") as work, _quiet():
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = work
         try:
             aoti_compile_and_package(

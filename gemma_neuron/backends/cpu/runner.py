@@ -126,12 +126,17 @@ class CpuRunner:
         from torch._inductor import aoti_load_package
 
         manifest = port.unit_set(unit).verify()
-        if manifest.facts["shared"] != port.spec.shared_digest(port.plan.fingerprint()):
+        found, here = manifest.facts.get("key", {}), host_key()
+        if found.get("shape") != unit.name:
+            raise IntegrityError(
+                f"{port.unit_folder(unit)} holds {found.get('shape', 'no graph')}, not {unit.name}.",
+                "Run `gemma-neuron compile` with the same arguments: it rebuilds it.",
+            )
+        if manifest.facts.get("shared") != port.spec.shared_digest(port.plan.fingerprint()):
             raise IntegrityError(
                 f"{unit.name} was compiled for other slots, context, dtype or plan than port.json says.",
                 "Run `gemma-neuron compile` with the same arguments: it rebuilds what differs.",
             )
-        found, here = manifest.facts["key"], host_key()
         if wrong := [name for name, value in here.items() if found.get(name) != value]:
             raise IntegrityError(
                 f"{unit.name} was compiled for another host: "
