@@ -364,16 +364,17 @@ def demo(
     tp: Tp = 8,
 ) -> int:
     """Port the bundled Gemma 4 model, validate it and ask it one question."""
-    from gemma_neuron import pipeline
+    from gemma_neuron.demo import demo_folder, demo_question, export_demo
+    from gemma_neuron.pipeline import CompileRequest
 
     if export is not None:
-        emit_lines([f"copied {name}" for name in pipeline.export_demo(export)])
+        emit_lines([f"copied {name}" for name in export_demo(export)])
         return 0
-    request = pipeline.CompileRequest(out=out, backend="cpu", tp=tp, max_context=1024)
-    _compile(str(pipeline.demo_folder()), request, as_json=False)
+    request = CompileRequest(out=out, backend="cpu", tp=tp, max_context=1024)
+    _compile(str(demo_folder()), request, as_json=False)
     code = validate(out)
     if code == 0:
-        question = pipeline.demo_question()
+        question = demo_question()
         emit_lines([f"> {question}"])
         chat(str(out), once=question)
     return code

@@ -53,10 +53,10 @@ def main() -> int:
 
 def bundled(folder: Path) -> int:
     """The bundled model compiled in float32 at tp 1, 2, 4, 8 and both strategies, against stock."""
+    from gemma_neuron.demo import demo_folder
     from gemma_neuron.pipeline import (
         CompileRequest,
         compile_port,
-        demo_folder,
         open_port,
         runner_factory,
     )

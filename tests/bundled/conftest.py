@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gemma_neuron.pipeline import demo_folder
+from gemma_neuron.demo import demo_folder
 from tests.tiny import decode, encode, read_safetensors, write_safetensors
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gemma_neuron.pipeline import demo_folder
+from gemma_neuron.demo import demo_folder
 from tests.eager import EagerRunner, eager_port
 from tests.equality.compare import BAR, stock_logits, worst
 from tests.equality.test_ranks import texts_of

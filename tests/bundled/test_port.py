@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from gemma_neuron.pipeline import demo_folder
+from gemma_neuron.demo import demo_folder
 from tests.bundled.conftest import Done, compile_arguments, gemma_neuron
 
 
