@@ -154,7 +154,7 @@ def _publish(port: Port, todo: Plan, outcome: worker.Outcome, life: int, notice:
         "built" if built else "reused",
         life=life,
         key=outcome.key,
-        digest=outcome.key_digest,
+        key_digest=outcome.key_digest,
         seconds=outcome.seconds,
         host_peak_bytes=outcome.host_peak_bytes,
     )
@@ -168,7 +168,7 @@ def _record_reuse(port: Port, unit: UnitSpec, found: ledger.Found, life: int) ->
         "reused",
         life=life,
         key=found.key,
-        digest=found.key_digest,
+        key_digest=found.key_digest,
         seconds=0.0,
         host_peak_bytes=0,
     )

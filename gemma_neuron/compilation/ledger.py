@@ -47,18 +47,19 @@ def record(
     *,
     life: int,
     key: dict[str, str],
-    digest: str,
+    key_digest: str,
     seconds: float,
     host_peak_bytes: int,
 ) -> None:
-    """Append the unit's line: time, unit, key digest, fields, seconds, peak, outcome, life."""
+    """Append the unit's line. `key`: digest of the key; `digest`: of the committed manifest, so of every
+    file of the artefact."""
     port.append(
         "ledger.jsonl",
         {
             "unit": unit.name,
-            "key": digest,
+            "key": key_digest,
             "fields": key,
-            "digest": digest,
+            "digest": port.unit_set(unit).marker_path.read_text().strip(),
             "seconds": round(seconds, 3),
             "host_peak_bytes": host_peak_bytes,
             "outcome": outcome,
