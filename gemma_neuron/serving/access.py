@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,10 @@ class AccessRules:
     body_seconds: float = 30.0
 
 
+DISCARDED_BYTES = 64 * 2**20
+DISCARD_SECONDS = 2.0
+
+
 class AccessGuard:
     """ASGI middleware that answers what the rules refuse, in OpenAI's error shape."""
 
@@ -47,15 +52,19 @@ class AccessGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        unread = scope["method"] in ("POST", "PUT", "PATCH")
         try:
             headers = _headers(scope)
             self._check_host(headers)
             self._check_key(scope, headers)
-            if scope["method"] in ("POST", "PUT", "PATCH"):
+            if unread:
                 _check_content_type(headers)
+                unread = False
                 body = await self._read_body(headers, receive)
                 receive = _replay(body, receive)
         except ApiError as error:
+            if unread:
+                await _discard_body(receive)
             await _refuse(send, error)
             return
         await self._app(scope, receive, send)
@@ -83,6 +92,7 @@ class AccessGuard:
         limit = self._rules.body_bytes
         declared = headers.get("content-length", "")
         if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
+            await _discard_body(receive)
             raise _too_large(limit)
         body = bytearray()
         try:
@@ -92,14 +102,32 @@ class AccessGuard:
                     if message["type"] == "http.disconnect":
                         raise ApiError(400, "The client left before its request was complete.")
                     body += message.get("body", b"")
+                    more = bool(message.get("more_body", False))
                     if len(body) > limit:
+                        if more:
+                            await _discard_body(receive)
                         raise _too_large(limit)
-                    if not message.get("more_body", False):
+                    if not more:
                         return bytes(body)
         except TimeoutError:
             raise ApiError(
                 408, f"The request body took longer than {self._rules.body_seconds:g} s."
             ) from None
+
+
+async def _discard_body(receive: Receive) -> None:
+    """Read what is left of a refused body, within bounds, and keep none of it.
+
+    A connection closed on unread bytes is reset, and the client may never see why it was refused.
+    """
+    left = DISCARDED_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
 
 
 def host_name(header: str) -> str:

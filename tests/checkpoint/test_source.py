@@ -48,9 +48,11 @@ def test_folder_without_config_says_what_it_found(tmp_path: Path) -> None:
 
 
 def test_names_that_no_file_system_takes(tmp_path: Path) -> None:
-    for text in (str(tmp_path / ("x" * 5000)), "a\0b", ""):
+    for text in (str(tmp_path / ("x" * 5000)), "a\0b"):
         with pytest.raises(SourceNotFoundError):
             open_source(text)
+    with pytest.raises(UsageError):
+        open_source("")
 
 
 def test_hub_cache_entry_instead_of_its_snapshot(tmp_path: Path) -> None:
