@@ -36,7 +36,7 @@ class CompiledModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Pending:
     """One unit that has to be looked at in a worker."""
 
     unit: UnitSpec
@@ -63,7 +63,7 @@ def compile_units(
             reused.append(unit.name)
             _record_reuse(port, unit, found, life)
         else:
-            pending.append(Plan(unit, shortcut, found))
+            pending.append(Pending(unit, shortcut, found))
     built: list[str] = []
     peak = 0
     if pending:
@@ -86,8 +86,8 @@ def _outcomes(
     geometry: ModelGeometry,
     plan: ShardPlan,
     spec: CompileSpec,
-    pending: list[Plan],
-) -> Iterator[tuple[Plan, worker.Outcome]]:
+    pending: list[Pending],
+) -> Iterator[tuple[Pending, worker.Outcome]]:
     """Run the pending units, as many at once as there are cores, in order of completion."""
     if not pending:
         return
@@ -107,7 +107,7 @@ def _job(
     geometry: ModelGeometry,
     plan: ShardPlan,
     spec: CompileSpec,
-    todo: Plan,
+    todo: Pending,
     threads: int,
 ) -> worker.Job:
     known = "" if todo.found is None else todo.found.key_digest
@@ -122,7 +122,7 @@ def _job(
     )
 
 
-def _publish(port: Port, todo: Plan, outcome: worker.Outcome, life: int, notice: Notice) -> bool:
+def _publish(port: Port, todo: Pending, outcome: worker.Outcome, life: int, notice: Notice) -> bool:
     """Commit a finished unit; False when its committed artefact turned out to be the same graph."""
     unit, unit_set = todo.unit, port.unit_set(todo.unit)
     facts = {

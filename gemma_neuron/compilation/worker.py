@@ -6,12 +6,11 @@ Everything that crosses is a plain value; the back end is found by name in the w
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemma_neuron.artifacts import PARTIAL_SUFFIX, digest_json
+from gemma_neuron.artifacts import PARTIAL_SUFFIX, digest_json, remove
 from gemma_neuron.backends.base import CompileSpec, UnitSpec
 from gemma_neuron.backends.registry import backend
 from gemma_neuron.geometry import ModelGeometry
@@ -52,26 +51,19 @@ def run(job: Job) -> Outcome:
     traced = found.trace(job.geometry, job.plan, job.spec, job.unit)
     digest = digest_json(traced.key)
     partial = job.folder.with_name(job.folder.name + PARTIAL_SUFFIX)
-    if digest == job.known_key:
-        seconds = time.monotonic() - started
-        return Outcome(
-            unit=job.unit,
-            key=traced.key,
-            key_digest=digest,
-            files=(),
-            partial=partial,
-            host_peak_bytes=0,
-            seconds=seconds,
-        )
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    built = found.compile(traced, partial)
+    files: tuple[str, ...] = ()
+    peak = 0
+    if digest != job.known_key:
+        remove(partial)
+        partial.mkdir(parents=True)
+        built = found.compile(traced, partial)
+        files, peak = built.files, built.host_peak_bytes
     return Outcome(
         unit=job.unit,
         key=traced.key,
         key_digest=digest,
-        files=built.files,
+        files=files,
         partial=partial,
-        host_peak_bytes=built.host_peak_bytes,
+        host_peak_bytes=peak,
         seconds=time.monotonic() - started,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gemma_neuron.backends.base import CompileSpec
 from gemma_neuron.geometry import LayerGeometry, ModelGeometry
-from gemma_neuron.models.weights import HEAD, TABLE
+from gemma_neuron.models.weights import TABLE
 from gemma_neuron.plan import LayerPlan, ShardPlan
 
 
@@ -86,6 +86,3 @@ def _rank_layer(
         intermediate=local[f"layers.{layer.index}.mlp.gate_proj.weight"][0],
         state_length=state_length(geometry, layer, max_context),
     )
-
-
-__all__ = ["HEAD", "RankLayer", "RankView", "rank_view", "state_length", "state_name"]

@@ -17,7 +17,7 @@ from gemma_neuron.backends.base import (
     TracedUnit,
     UnitSpec,
 )
-from gemma_neuron.backends.cpu.toolchain import cpu_capability, find_compiler
+from gemma_neuron.backends.cpu.toolchain import cpu_capability, find_compiler, host_key
 from gemma_neuron.errors import CompilerMissingError
 
 if TYPE_CHECKING:
@@ -77,9 +77,7 @@ class CpuBackend:
             "state": f"slots {spec.slots}, context {spec.max_context}",
             "shape": unit.name,
             "dtype": spec.dtype,
-            **self.versions(),
-            "cxx": find_compiler().version,
-            "capability": cpu_capability(),
+            **host_key(),
         }
 
     def trace(

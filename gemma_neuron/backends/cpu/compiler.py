@@ -8,7 +8,6 @@ and state by name, or the unit fails.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import resource
 import tempfile
@@ -33,7 +32,7 @@ from gemma_neuron.backends.cpu.ranks import (
     stacked_shape,
     weight_dtype,
 )
-from gemma_neuron.backends.cpu.toolchain import cpu_capability, find_compiler
+from gemma_neuron.backends.cpu.toolchain import host_key
 from gemma_neuron.errors import CompileError
 from gemma_neuron.geometry import ModelGeometry
 from gemma_neuron.models.view import RankView, rank_view
@@ -106,15 +105,6 @@ def _key(
         "shape": unit.name,
         "dtype": spec.dtype,
         **host_key(),
-    }
-
-
-def host_key() -> dict[str, str]:
-    """Versions and host facts that change a compiled graph."""
-    return {
-        "torch": importlib.metadata.version("torch"),
-        "cxx": find_compiler().version,
-        "capability": cpu_capability(),
     }
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from gemma_neuron.backends.base import CompileSpec, Scores, UnitSpec
-from gemma_neuron.backends.cpu.compiler import PACKAGE_NAME, host_key
+from gemma_neuron.backends.cpu.compiler import PACKAGE_NAME
 from gemma_neuron.backends.cpu.ranks import (
     TORCH_DTYPES,
     empty_state,
@@ -24,6 +24,7 @@ from gemma_neuron.backends.cpu.ranks import (
     rank_axes,
     weight_dtype,
 )
+from gemma_neuron.backends.cpu.toolchain import host_key
 from gemma_neuron.errors import IntegrityError, UsageError
 from gemma_neuron.models.view import rank_view
 from gemma_neuron.plan import ShardPlan

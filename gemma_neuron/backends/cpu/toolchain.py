@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -76,3 +77,12 @@ def cpu_capability() -> str:
             break
     wanted = ("avx512f", "avx512bw", "avx512vl", "avx512_bf16", "amx_tile", "avx2", "fma", "asimd")
     return "+".join(flag for flag in (*wanted, "sve") if flag in flags) or "scalar"
+
+
+def host_key() -> dict[str, str]:
+    """Version and host facts that change a compiled graph."""
+    return {
+        "torch": importlib.metadata.version("torch"),
+        "cxx": find_compiler().version,
+        "capability": cpu_capability(),
+    }
