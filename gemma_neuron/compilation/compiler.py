@@ -53,8 +53,10 @@ def compile_units(
     notice: Notice,
 ) -> CompiledModel:
     """Compile every unit of `spec` that is not committed. Raises CompileError."""
-    units, life = spec.units(), ledger.life(port)
+    units = spec.units()
     _remove_leftovers(port, units)
+    ledger.settle(port, units)
+    life = ledger.life(port)
     pending, reused = [], []
     for unit in units:
         shortcut = digest_json(backend.shortcut_key(geometry, plan, spec, unit))
@@ -143,10 +145,15 @@ def _publish(port: Port, todo: Pending, outcome: worker.Outcome, life: int, noti
         shutil.rmtree(folder, ignore_errors=True)
         outcome.partial.replace(folder)
         sync_folder(folder.parent)
-        unit_set.commit(outcome.files, facts)
+        made = {
+            "life": life,
+            "seconds": round(outcome.seconds, 3),
+            "host_peak_bytes": outcome.host_peak_bytes,
+        }
+        unit_set.commit(outcome.files, {**facts, "built": made})
     else:
         manifest = unit_set.verify()
-        unit_set.commit_entries(manifest.files, facts)
+        unit_set.commit_entries(manifest.files, manifest.facts | facts)
         notice(f"{unit.name}: reused, the traced graph is the same")
     ledger.record(
         port,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from gemma_neuron.artifacts import Manifest, digest_json
 from gemma_neuron.backends.base import UnitSpec
 from gemma_neuron.errors import IntegrityError
 from gemma_neuron.port import Outcome, Port
@@ -34,6 +36,34 @@ def committed(port: Port, unit: UnitSpec) -> Found | None:
     return Found(facts["shortcut"], facts["key_digest"], facts["key"])
 
 
+def artefact_digest(manifest: Manifest) -> str:
+    """Names a unit's files, whatever is said about them later (a shortcut key taken anew)."""
+    return digest_json([entry.model_dump() for entry in manifest.files])
+
+
+def settle(port: Port, units: Iterable[UnitSpec]) -> None:
+    """Append the `built` line of a unit whose process was killed between its marker and that line.
+
+    What such a line says stands in the unit's manifest too, so each artefact has exactly one.
+    """
+    known = {line.get("digest") for line in port.ledger() if line.get("outcome") == "built"}
+    for unit in units:
+        try:
+            manifest = port.unit_set(unit).manifest()
+        except IntegrityError:
+            continue  # it does not count, and is built again
+        if manifest is not None and artefact_digest(manifest) not in known:
+            facts = manifest.facts
+            record(
+                port,
+                unit,
+                "built",
+                key=facts["key"],
+                key_digest=facts["key_digest"],
+                **facts["built"],
+            )
+
+
 def life(port: Port) -> int:
     """1 for the first process that works on a port, one more for each later one."""
     lives = [line.get("life") for line in port.ledger()]
@@ -51,15 +81,16 @@ def record(
     seconds: float,
     host_peak_bytes: int,
 ) -> None:
-    """Append the unit's line. `key`: digest of the key; `digest`: of the committed manifest, so of every
-    file of the artefact."""
+    """Append a committed unit's line. `key`: digest of its key; `digest`: of its files."""
+    manifest = port.unit_set(unit).manifest()
+    assert manifest is not None, f"{unit.name} has no marker"
     port.append(
         "ledger.jsonl",
         {
             "unit": unit.name,
             "key": key_digest,
             "fields": key,
-            "digest": port.unit_set(unit).marker_path.read_text().strip(),
+            "digest": artefact_digest(manifest),
             "seconds": round(seconds, 3),
             "host_peak_bytes": host_peak_bytes,
             "outcome": outcome,

@@ -106,6 +106,26 @@ def test_a_killed_compile_goes_on(source: Path, tmp_path: Path, port: Path) -> N
     assert np.array_equal(prefill_prompt(mine, tokens), prefill_prompt(theirs, tokens))
 
 
+def test_a_kill_between_marker_and_ledger_line_loses_no_built_line(
+    source: Path, port: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "port"
+    shutil.copytree(port, out)
+    ledger = out / "ledger.jsonl"
+    before = Port(out).ledger()
+    lost = next(line for line in before if line["unit"] == "decode-b3-l1")
+    kept = [line for line in before if line["unit"] != "decode-b3-l1"]
+    ledger.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    for _ in range(2):
+        assert compile_tiny(source, out, []).built == 0
+        built = [line for line in Port(out).ledger() if line["outcome"] == "built"]
+        assert sorted(line["unit"] for line in built) == sorted(
+            u.name for u in Port(out).spec.units()
+        )
+        (found,) = [line for line in built if line["unit"] == "decode-b3-l1"]
+        assert {**found, "time": 0} == {**lost, "time": 0}
+
+
 def _wait_for_no_orphans() -> None:
     """Nothing that a killed controller started outlives it by more than two seconds."""
     deadline = time.monotonic() + 2
