@@ -7,7 +7,6 @@ config.json does not say what the model is; everything else is a finding.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +53,7 @@ def audit(
 def examine(source: Source, *, values: bool = False, need_template: bool | None = None) -> Audit:
     """As `audit`, with geometry, index and ledger, for the stages that go on from here."""
     # A folder without a config is an adapter or GGUF one; open_source lets no other in.
-    config = read_config(source) if os.path.lexists(source.folder / CONFIG_NAME) else None
+    config = read_config(source) if CONFIG_NAME in source.files.names() else None
     formats = format_findings(source, config)
     index = CheckpointIndex.open(source)
     if config is None:

@@ -21,7 +21,7 @@ def format_findings(source: Source, config: dict[str, Any] | None) -> list[Findi
     def refuse(kind: FindingKind, message: str, file: str) -> None:
         found.append(Finding(kind=kind, severity="error", message=message, file=file))
 
-    names = sorted(path.name for path in source.folder.iterdir())
+    names = list(source.files.names())
     if ADAPTER_CONFIG_NAME in names:
         refuse(
             "adapter",

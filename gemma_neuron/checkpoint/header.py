@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemma_neuron.checkpoint.reading import BadJsonError, parse_json, pread_exactly
+from gemma_neuron.checkpoint.reading import BadJsonError, parse_json
+from gemma_neuron.checkpoint.storage import OpenFile
 from gemma_neuron.reports import Finding, FindingKind
 
 HEADER_LIMIT = 100_000_000
@@ -55,14 +56,15 @@ class FileHeader:
     findings: tuple[Finding, ...]
 
 
-def read_header(handle: int, size: int, file: Path) -> FileHeader:
-    """Header of an opened regular file of `size` bytes."""
-    start = pread_exactly(handle, 64, 0)
+def read_header(opened: OpenFile, file: Path) -> FileHeader:
+    """Header of an open file, named `file` in findings."""
+    size = opened.size
+    start = opened.read(64, 0)
     problem = _start_problem(start, size, file.name)
     if problem is not None:
         return FileHeader(file, size, start, (), (problem,))
     length = int.from_bytes(start[:8], "little")
-    raw = pread_exactly(handle, length, 8)
+    raw = opened.read(length, 8)
     if len(raw) < length:  # cut while it was read
         short = _finding("truncated-file", f"ends inside its header of {length:,} bytes", file.name)
         return FileHeader(file, size, raw, (), (short,))

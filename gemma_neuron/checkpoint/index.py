@@ -6,20 +6,17 @@ Nothing is raised for what a file says; findings are collected so that one run s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemma_neuron.checkpoint.header import FileHeader, TensorEntry, is_plain_name, read_header
-from gemma_neuron.checkpoint.reading import (
-    BadJsonError,
-    RefusedFileError,
-    opened,
-    pread_exactly,
-    read_json_object,
-)
+from gemma_neuron.checkpoint.reading import BadJsonError, RefusedFileError
 from gemma_neuron.checkpoint.source import Source
+from gemma_neuron.checkpoint.storage import OpenFile, read_json_object
 from gemma_neuron.errors import CheckpointError
 from gemma_neuron.reports import Finding, FindingKind
 
@@ -32,6 +29,8 @@ INDEX_NAME = "model.safetensors.index.json"
 INDEX_LIMIT = 100 * 1024 * 1024
 SAMPLE_BYTES = 4096
 """Read from the start of each tensor for the digest: two checkpoints of one geometry have equal headers."""
+READERS = 8
+"""Small ranges asked for at once from a remote source."""
 
 __all__ = ["INDEX_NAME", "SINGLE_NAME", "CheckpointIndex", "TensorEntry"]
 
@@ -54,26 +53,28 @@ class CheckpointIndex:
     def digest(self) -> str:
         """Names the checkpoint: blake3 over file names, sizes, headers and the first bytes of each tensor.
 
-        Not a proof of integrity (the sharder digests whole files); it tells checkpoints apart.
+        Not a proof of integrity (the sharder digests whole files); it tells checkpoints apart. Empty for a
+        remote source: a request for each tensor would take longer than the audit.
         """
         from blake3 import blake3
+
+        if self.source.files.remote:
+            return ""
 
         hasher = blake3()
         for header in sorted(self.headers, key=lambda h: h.file.name):
             hasher.update(f"{header.file.name}\n{header.size}\n{len(header.raw)}\n".encode())
             hasher.update(header.raw)
-            with opened(header.file, self.source.folder) as (handle, _):
+            with self.source.files.opened(header.file.name) as file:
                 for entry in header.tensors:
-                    hasher.update(
-                        pread_exactly(handle, min(entry.bytes, SAMPLE_BYTES), entry.start)
-                    )
+                    hasher.update(file.read(min(entry.bytes, SAMPLE_BYTES), entry.start))
         return hasher.hexdigest()
 
     def read_bytes(self, entry: TensorEntry, offset: int = 0, count: int | None = None) -> bytes:
         """A tensor's bytes, or `count` of them from `offset`."""
         count = entry.bytes - offset if count is None else min(count, entry.bytes - offset)
-        with opened(entry.file, self.source.folder) as (handle, _):
-            return exactly(handle, count, entry, offset)
+        with self.source.files.opened(entry.file.name) as file:
+            return exactly(file, count, entry, offset)
 
     def read_values(self, entry: TensorEntry) -> NDArray[np.float32] | NDArray[np.float64]:
         """A tensor's values: float64 for F64, else float32 (bfloat16 by shifting its bits)."""
@@ -81,10 +82,19 @@ class CheckpointIndex:
 
         return to_float(self.read_bytes(entry), entry.dtype).reshape(entry.shape)
 
+    def read_all_values(
+        self, entries: Sequence[TensorEntry]
+    ) -> list[NDArray[np.float32] | NDArray[np.float64]]:
+        """As `read_values`, in the same order; from a remote source several at a time."""
+        if not self.source.files.remote:
+            return [self.read_values(entry) for entry in entries]
+        with ThreadPoolExecutor(READERS) as pool:
+            return list(pool.map(self.read_values, entries))
 
-def exactly(handle: int, count: int, entry: TensorEntry, offset: int) -> bytes:
+
+def exactly(file: OpenFile, count: int, entry: TensorEntry, offset: int) -> bytes:
     """`count` bytes of a tensor; CheckpointError where the file has become shorter than its header."""
-    data = pread_exactly(handle, count, entry.start + offset)
+    data = file.read(count, entry.start + offset)
     if len(data) < count:
         raise CheckpointError(
             f"{entry.file.name} ended inside {entry.name}: it became shorter while it was read.",
@@ -101,11 +111,11 @@ class _Builder:
     findings: list[Finding] = field(default_factory=list)
 
     def build(self) -> CheckpointIndex:
-        present = sorted(
-            path.name
-            for path in self.source.folder.iterdir()
-            if path.name.endswith(".safetensors") and not path.name.startswith("adapter_")
-        )
+        present = [
+            name
+            for name in self.source.files.names()
+            if name.endswith(".safetensors") and not name.startswith("adapter_")
+        ]
         weight_map = self._weight_map()
         names = self._files_in_use(present, weight_map)
         headers = [header for name in names if (header := self._header(name, weight_map))]
@@ -135,9 +145,7 @@ class _Builder:
     def _weight_map(self) -> dict[str, str] | None:
         """tensor → file of a sound index; None without an index."""
         try:
-            index = read_json_object(
-                self.source.folder / INDEX_NAME, self.source.folder, INDEX_LIMIT
-            )
+            index = read_json_object(self.source.files, INDEX_NAME, INDEX_LIMIT)
         except FileNotFoundError:
             return None
         except BadJsonError as error:
@@ -206,10 +214,9 @@ class _Builder:
         return used
 
     def _header(self, name: str, weight_map: dict[str, str] | None) -> FileHeader | None:
-        path = self.source.folder / name
         try:
-            with opened(path, self.source.folder) as (handle, size):
-                return read_header(handle, size, path)
+            with self.source.files.opened(name) as file:
+                return read_header(file, self.source.folder / name)
         except FileNotFoundError:
             lost = sorted(t for t, file in (weight_map or {}).items() if file == name)
             self._add(

@@ -10,18 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemma_neuron.chat import FAMILIES, stop_token_ids
-from gemma_neuron.checkpoint.reading import (
-    BadJsonError,
-    RefusedFileError,
-    opened,
-    read_json_object,
-)
+from gemma_neuron.checkpoint.reading import BadJsonError, RefusedFileError
 from gemma_neuron.checkpoint.source import (
     SMALL_FILE_LIMIT,
     Source,
     read_optional_json,
     small_file_names,
 )
+from gemma_neuron.checkpoint.storage import read_json_object
 from gemma_neuron.checkpoint.token_ids import (
     GENERATION_NAME,
     TOKENIZER_CONFIG_NAME,
@@ -102,7 +98,7 @@ class _Reader:
         safe = True
         for name in small_file_names(self.source):
             try:
-                with opened(self.source.folder / name, self.source.folder):
+                with self.source.files.opened(name):
                     pass
             except FileNotFoundError:
                 self._add("unsafe-name", "error", f"{name} is a link to nothing.", name)
@@ -115,9 +111,7 @@ class _Reader:
     def _tokenizer(self) -> tuple[dict[str, Any], dict[str, int]]:
         """The parsed tokenizer.json and its ids; both empty (with a finding) when it cannot be read."""
         try:
-            found = read_json_object(
-                self.source.folder / TOKENIZER_NAME, self.source.folder, SMALL_FILE_LIMIT
-            )
+            found = read_json_object(self.source.files, TOKENIZER_NAME, SMALL_FILE_LIMIT)
             ids = ids_of_pieces(found)
             if ids:
                 return found, ids

@@ -1,7 +1,7 @@
-"""Opening files of strangers: only regular files inside the folder, never blocking, never unbounded.
+"""Opening files of strangers: only regular files inside the folder, never blocking.
 
-In: a path inside a checkpoint folder. Out: a descriptor, bytes, or parsed JSON.
-Refused: links that leave the folder, pipes, devices, loops, files over the limit, doubled JSON keys.
+In: a path inside a checkpoint folder, or JSON text. Out: a descriptor, parsed JSON.
+Refused: links that leave the folder, pipes, devices, loops, doubled JSON keys.
 """
 
 from __future__ import annotations
@@ -92,14 +92,6 @@ def pread_exactly(handle: int, count: int, offset: int) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def read_small(path: Path, folder: Path, limit: int) -> bytes:
-    """All bytes of a file of at most `limit`; FileNotFoundError, RefusedFileError otherwise."""
-    with opened(path, folder) as (handle, size):
-        if size > limit:
-            raise RefusedFileError(f"{path.name} has {size:,} bytes; at most {limit:,} are read.")
-        return pread_exactly(handle, size, 0)
-
-
 def parse_json(data: bytes) -> Any:
     """Strict JSON: UTF-8, no doubled keys, no NaN. Raises BadJsonError and nothing else."""
     try:
@@ -114,14 +106,6 @@ def parse_json(data: bytes) -> Any:
         raise BadJsonError("nested too deeply") from error
     except ValueError as error:  # also numbers of thousands of digits
         raise BadJsonError(str(error)) from error
-
-
-def read_json_object(path: Path, folder: Path, limit: int) -> dict[str, Any]:
-    """A JSON object from a file; BadJsonError, RefusedFileError or FileNotFoundError otherwise."""
-    value = parse_json(read_small(path, folder, limit))
-    if not isinstance(value, dict):
-        raise BadJsonError(f"holds a JSON {type(value).__name__}, not an object")
-    return value
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -12,12 +12,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from gemma_neuron.checkpoint.reading import (
-    BadJsonError,
-    RefusedFileError,
-    read_json_object,
-    read_small,
-)
+from gemma_neuron.checkpoint.reading import BadJsonError, RefusedFileError
+from gemma_neuron.checkpoint.storage import FileStore, LocalFiles, read_json_object, read_small
 from gemma_neuron.errors import CheckpointError, ConfigError, SourceNotFoundError, UsageError
 
 CONFIG_NAME = "config.json"
@@ -52,11 +48,15 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A checkpoint at hand. `uri` is as given; `revision` is a hub snapshot's commit, else empty."""
+    """A checkpoint at hand. `uri` is as given; `revision` is a hub snapshot's commit, else empty.
+
+    `folder` holds the small files; `files` has all, those that were not downloaded by ranges.
+    """
 
     kind: Literal["folder", "hub", "s3"]
     uri: str
     folder: Path
+    files: FileStore
     revision: str = ""
 
 
@@ -103,7 +103,13 @@ def _open_folder(text: str, folder: Path) -> Source:
             if snapshots
             else "Name the folder that holds config.json, tokenizer.json and *.safetensors.",
         )
-    return Source(kind="folder", uri=text, folder=folder, revision=_snapshot_commit(folder))
+    return Source(
+        kind="folder",
+        uri=text,
+        folder=folder,
+        files=LocalFiles(folder),
+        revision=_snapshot_commit(folder),
+    )
 
 
 def _known_refusal(folder: Path) -> bool:
@@ -126,7 +132,7 @@ def _snapshot_commit(folder: Path) -> str:
 def read_config(source: Source) -> dict[str, Any]:
     """The parsed config.json. Raises ConfigError with line and column where it is no JSON."""
     try:
-        return read_json_object(source.folder / CONFIG_NAME, source.folder, CONFIG_LIMIT)
+        return read_json_object(source.files, CONFIG_NAME, CONFIG_LIMIT)
     except FileNotFoundError as error:
         raise ConfigError(
             f"{source.uri} has no {CONFIG_NAME}.", "Fetch the checkpoint's own config.json."
@@ -142,7 +148,7 @@ def read_config(source: Source) -> dict[str, Any]:
 def read_optional_json(source: Source, name: str) -> dict[str, Any] | None:
     """A small JSON object beside the config, or None without it. Raises ConfigError if it is broken."""
     try:
-        return read_json_object(source.folder / name, source.folder, SMALL_FILE_LIMIT)
+        return read_json_object(source.files, name, SMALL_FILE_LIMIT)
     except FileNotFoundError:
         return None
     except (BadJsonError, RefusedFileError) as error:
@@ -153,13 +159,13 @@ def read_optional_json(source: Source, name: str) -> dict[str, Any] | None:
 
 def small_file_names(source: Source) -> list[str]:
     """Names in the folder that a port carries, sorted."""
-    return sorted(
-        path.name
-        for path in source.folder.iterdir()
-        if any(fnmatchcase(path.name.lower(), pattern) for pattern in SMALL_FILES)
-        and not path.name.lower().endswith(WEIGHT_SUFFIXES)
-        and not path.is_dir()
-    )
+    return [
+        name
+        for name in source.files.names()
+        if any(fnmatchcase(name.lower(), pattern) for pattern in SMALL_FILES)
+        and not name.lower().endswith(WEIGHT_SUFFIXES)
+        and not (source.folder / name).is_dir()
+    ]
 
 
 def copy_small_files(source: Source, destination: Path) -> list[str]:
@@ -170,7 +176,7 @@ def copy_small_files(source: Source, destination: Path) -> list[str]:
     names = small_file_names(source)
     for name in names:
         try:
-            data = read_small(source.folder / name, source.folder, SMALL_FILE_LIMIT)
+            data = read_small(source.files, name, SMALL_FILE_LIMIT)
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"{source.uri}: {name} is a link to a file that is not there.",
@@ -184,4 +190,4 @@ def config_digest(source: Source) -> str:
     """blake3 of config.json's bytes: the `config` fingerprint of a port."""
     from blake3 import blake3
 
-    return blake3(read_small(source.folder / CONFIG_NAME, source.folder, CONFIG_LIMIT)).hexdigest()
+    return blake3(read_small(source.files, CONFIG_NAME, CONFIG_LIMIT)).hexdigest()

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gemma_neuron.checkpoint.index import CheckpointIndex, TensorEntry, exactly
-from gemma_neuron.checkpoint.reading import opened
 from gemma_neuron.errors import CheckpointError
 from gemma_neuron.reports import BufferValues, Finding
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 PIECE_BYTES = 8 * 1024 * 1024
 """Divides by every item size; with numpy's temporaries about four times that is held at once."""
 LARGEST_BUFFER = 1024 * 1024
+SPOTS = 16
+SPOT_BYTES = 4096
 NUMPY_TYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
@@ -45,10 +46,18 @@ def to_float(data: bytes, dtype: str) -> NDArray[np.float32] | NDArray[np.float6
 
 def pieces(index: CheckpointIndex, entry: TensorEntry, step: int = 1) -> Iterator[bytes]:
     """A tensor's bytes in pieces of at most PIECE_BYTES; every `step`-th of them."""
-    with opened(entry.file, index.source.folder) as (handle, _):
+    with index.source.files.opened(entry.file.name) as file:
         for offset in range(0, entry.bytes, PIECE_BYTES * step):
             count = min(PIECE_BYTES, entry.bytes - offset)
-            yield exactly(handle, count, entry, offset)
+            yield exactly(file, count, entry, offset)
+
+
+def spots(index: CheckpointIndex, entry: TensorEntry) -> Iterator[bytes]:
+    """SPOTS short stretches of a tensor, evenly spread; all of it where it is not longer than they are."""
+    step = max(entry.bytes // SPOTS, SPOT_BYTES)
+    with index.source.files.opened(entry.file.name) as file:
+        for offset in range(0, entry.bytes, step):
+            yield exactly(file, min(SPOT_BYTES, entry.bytes - offset), entry, offset)
 
 
 def read_buffers(
@@ -60,10 +69,13 @@ def read_buffers(
     ranges: list[BufferValues] = []
     findings: list[Finding] = []
     groups: dict[str, list[tuple[str, TensorEntry, float, float]]] = defaultdict(list)
-    for name, entry in buffers:
-        if entry.dtype not in ("BF16", "F32", "F16") or not 0 < entry.bytes <= LARGEST_BUFFER:
-            continue  # already a finding of dtype or shape
-        values = index.read_values(entry)
+    readable = [  # others are already a finding of dtype or shape
+        (name, entry)
+        for name, entry in buffers
+        if entry.dtype in ("BF16", "F32", "F16") and 0 < entry.bytes <= LARGEST_BUFFER
+    ]
+    all_values = index.read_all_values([entry for _, entry in readable])
+    for (name, entry), values in zip(readable, all_values, strict=True):
         if not bool(np.isfinite(values).all()):
             findings.append(
                 _about(

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from gemma_neuron.checkpoint.header import HEADER_LIMIT, FileHeader, read_header
 from gemma_neuron.checkpoint.index import CheckpointIndex
 from gemma_neuron.checkpoint.source import open_source
+from gemma_neuron.checkpoint.storage import LocalFile
 
 
 def header_of(path: Path, data: bytes) -> FileHeader:
     path.write_bytes(data)
     handle = os.open(path, os.O_RDONLY)
     try:
-        return read_header(handle, len(data), path)
+        return read_header(LocalFile(handle, len(data)), path)
     finally:
         os.close(handle)
 
