@@ -1,0 +1,90 @@
+"""`inspect`, `plan`, `golden`: what can be said of a checkpoint alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from gemma_neuron import settings
+from gemma_neuron.commands.options import (
+    Buckets,
+    Context,
+    Json,
+    Slots,
+    SourceArg,
+    StrategyOption,
+    Tp,
+)
+from gemma_neuron.render import emit_json, emit_lines
+
+if TYPE_CHECKING:
+    from gemma_neuron.sharding.planner import StrategyChoice
+
+
+def inspect(
+    source: SourceArg,
+    values: Annotated[bool, typer.Option("--values", help="Stream all bytes too.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Audit a checkpoint: every tensor accounted for, buffers, template, stop ids."""
+    from gemma_neuron.checkpoint.audit import audit
+    from gemma_neuron.checkpoint.source import open_source
+    from gemma_neuron.render.audit import show_audit
+
+    report = audit(open_source(source), values=values)
+    if as_json:
+        emit_json(report.to_json())
+    else:
+        show_audit(report)
+    return 3 if report.errors else 0
+
+
+def plan(
+    source: SourceArg,
+    tp: Tp = 8,
+    instance: Annotated[str, typer.Option(help="Instance type.")] = "inf2.24xlarge",
+    max_context: Context = None,
+    strategy: StrategyOption = "auto",
+    slots: Slots = "1",
+    buckets: Buckets = None,
+    as_json: Json = False,
+) -> None:
+    """Lay the model over ranks, layer by layer, and price the ways. Needs config.json only."""
+    from gemma_neuron.pipeline import planned
+    from gemma_neuron.render.plan import show_plan
+
+    result = planned(
+        source,
+        tp=tp,
+        instance=instance,
+        max_context=settings.count(max_context, "--max-context"),
+        slots=settings.count(slots, "--slots"),
+        buckets=settings.counts(buckets, "--buckets"),
+        strategy=cast("StrategyChoice", strategy),
+    )
+    if as_json:
+        emit_json(result.to_json())
+    else:
+        show_plan(result)
+
+
+def golden(
+    source: SourceArg,
+    out: Annotated[Path, typer.Option("--out", help="The golden: a .safetensors file.")],
+    prompts: Annotated[Path | None, typer.Option(help="A question file (TOML).")] = None,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    as_json: Json = False,
+) -> None:
+    """Make a reference by stock transformers, for `validate --golden` on any machine."""
+    from gemma_neuron.pipeline import golden_file
+    from gemma_neuron.render import Ticker
+
+    ticker = Ticker()
+    made = golden_file(source, out=out, dtype=dtype, questions=prompts, notice=ticker)
+    ticker.close()
+    if as_json:
+        emit_json(made.to_json())
+    else:
+        emit_lines([f"{made.file}: {made.prompts} prompts, {made.seconds:.0f} s"])

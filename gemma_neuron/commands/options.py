@@ -1,0 +1,31 @@
+"""Flags and arguments that several commands share, each said once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+SourceArg = Annotated[str, typer.Argument(metavar="SOURCE", help="Checkpoint folder.")]
+PortArg = Annotated[Path, typer.Argument(metavar="PORT", help="A port's folder.")]
+Out = Annotated[Path, typer.Option("--out", help="The port's folder: new, or one to go on with.")]
+Tp = Annotated[int, typer.Option("--tp", help="Tensor parallel degree.")]
+StrategyOption = Annotated[
+    str, typer.Option("--strategy", help="auto, replicate-kv or replicate-global.")
+]
+Context = Annotated[
+    str | None, typer.Option("--max-context", help="Positions a sequence may have, e.g. 32k.")
+]
+Slots = Annotated[str | None, typer.Option("--slots", help="Sequences decoded at once.")]
+Buckets = Annotated[
+    str | None, typer.Option("--buckets", help="Prefill lengths to compile, e.g. 128,512.")
+]
+BackendOption = Annotated[
+    str | None,
+    typer.Option("--backend", help="cpu or neuron; default: what doctor would name."),
+]
+Base = Annotated[
+    bool, typer.Option("--base", help="A base model: plain completion, no chat template needed.")
+]

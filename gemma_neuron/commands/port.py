@@ -1,0 +1,139 @@
+"""`shard`, `compile`, `validate`: a port made and judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from gemma_neuron import settings
+from gemma_neuron.commands.options import (
+    BackendOption,
+    Base,
+    Buckets,
+    Context,
+    Json,
+    Out,
+    PortArg,
+    Slots,
+    SourceArg,
+    StrategyOption,
+    Tp,
+)
+from gemma_neuron.render import emit_json, emit_lines, notice
+
+if TYPE_CHECKING:
+    from gemma_neuron.pipeline import CompileRequest
+    from gemma_neuron.sharding.planner import StrategyChoice
+
+
+def shard(
+    source: SourceArg,
+    out: Out,
+    tp: Tp,
+    strategy: StrategyOption = "auto",
+    base: Base = False,
+    as_json: Json = False,
+) -> None:
+    """Write one weight file a rank, streaming; a killed run goes on where it stopped."""
+    from gemma_neuron.pipeline import CompileRequest
+    from gemma_neuron.pipeline import shard as run
+    from gemma_neuron.render import ByteProgress
+    from gemma_neuron.render.port import show_port
+
+    request = CompileRequest(
+        out=out, backend="", tp=tp, strategy=cast("StrategyChoice", strategy), base=base
+    )
+    progress = ByteProgress("shard", 0)
+    result = run(source, request, progress)
+    progress.close()
+    if as_json:
+        emit_json(result.to_json())
+    else:
+        show_port(result, "sharded into")
+
+
+def compile_command(
+    source: SourceArg,
+    out: Out,
+    tp: Tp = 8,
+    backend: BackendOption = None,
+    strategy: StrategyOption = "auto",
+    dtype: Annotated[str | None, typer.Option(help="bfloat16 or float32.")] = None,
+    max_context: Context = None,
+    slots: Slots = None,
+    buckets: Buckets = None,
+    base: Base = False,
+    as_json: Json = False,
+) -> None:
+    """Audit, plan, shard and compile; what is committed is reused."""
+    from gemma_neuron.doctor import default_backend
+    from gemma_neuron.pipeline import CompileRequest
+
+    if backend is None:
+        backend = default_backend()
+        notice(f"back end: {backend} (doctor's choice for this machine)")
+    request = CompileRequest(
+        out=out,
+        backend=backend,
+        tp=tp,
+        strategy=cast("StrategyChoice", strategy),
+        dtype=dtype,
+        max_context=settings.count(max_context, "--max-context"),
+        slots=settings.count(slots, "--slots"),
+        buckets=settings.counts(buckets, "--buckets"),
+        base=base,
+    )
+    run_compile(source, request, as_json)
+
+
+def run_compile(source: str, request: CompileRequest, as_json: bool) -> None:
+    from gemma_neuron.pipeline import compile_port
+    from gemma_neuron.render import ByteProgress
+    from gemma_neuron.render.port import show_port
+
+    progress = ByteProgress("shard", 0)
+    result = compile_port(source, request, progress, notice)
+    progress.close()
+    if as_json:
+        emit_json(result.to_json())
+    else:
+        show_port(result, "compiled into")
+
+
+def validate(
+    port: PortArg,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="The source; default: where the port was made from.")
+    ] = None,
+    golden: Annotated[Path | None, typer.Option(help="A reference made by `golden`.")] = None,
+    levels: Annotated[str | None, typer.Option(help="Levels to run, e.g. 0-6.")] = None,
+    questions: Annotated[Path | None, typer.Option(help="A question file (TOML).")] = None,
+    base: Base = False,
+    chat_template: Annotated[
+        str | None, typer.Option(help="Force a template file or gemma-3, gemma-4, none.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Judge a port by what it does: prompts, weights, reference, logits, positions, answers."""
+    from gemma_neuron.pipeline import validate_port
+    from gemma_neuron.render import Ticker
+    from gemma_neuron.validation.text import lines
+    from gemma_neuron.validation.validator import Options
+
+    ticker = Ticker()
+    options = Options(
+        golden=golden,
+        levels=settings.level_range(levels),
+        questions=questions,
+        base=base,
+        force_template=chat_template,
+    )
+    report = validate_port(port, checkpoint, options, notice=notice, progress=ticker)
+    ticker.close()
+    if as_json:
+        emit_json(report.to_json())
+    else:
+        emit_lines(lines(report))
+    return 0 if report.verdict == "works" else 7

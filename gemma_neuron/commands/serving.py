@@ -1,0 +1,81 @@
+"""`serve-local` and `chat`: talk to a port."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemma_neuron.commands.options import Json, PortArg
+from gemma_neuron.errors import UsageError
+
+
+def serve_local(
+    port: PortArg,
+    host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option("--port", help="0 takes a free one.")] = 8000,
+    unvalidated: Annotated[bool, typer.Option(help="Serve whatever the verdict.")] = False,
+    no_auth: Annotated[bool, typer.Option(help="No key beyond loopback.")] = False,
+    allow_control_text: Annotated[
+        bool, typer.Option(help="Let messages spell control tokens.")
+    ] = False,
+    replicas: Annotated[int, typer.Option(help="Replicas; this version serves one.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Serve a validated port: OpenAI's API on loopback."""
+    from gemma_neuron.pipeline import open_port, runner_factory
+    from gemma_neuron.serving.local import ServeOptions, serve
+
+    if not 0 <= http_port < 2**16:
+        raise UsageError(f"--port {http_port} is no port.", "Use 0 to 65535; 0 takes a free one.")
+    if replicas != 1:
+        raise UsageError(f"--replicas {replicas}: this version serves one.", "Leave it out.")
+    opened = open_port(port)
+    serve(
+        opened,
+        runner_factory(opened),
+        host=host,
+        http_port=http_port,
+        unvalidated=unvalidated,
+        announce=emit_ready,
+        options=ServeOptions(no_auth=no_auth, allow_control_text=allow_control_text),
+    )
+
+
+def emit_ready(fields: dict[str, object]) -> None:
+    """The server's one line on stdout."""
+    import json
+
+    sys.stdout.write(json.dumps({"schema": 1, **fields}) + "\n")
+    sys.stdout.flush()
+
+
+def chat(
+    target: Annotated[str, typer.Argument(metavar="PORT|URL", help="A port's folder or a URL.")],
+    once: Annotated[str | None, typer.Option(help="Print the answer to this and end.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    thinking: Annotated[bool, typer.Option(help="Let the model think first.")] = False,
+) -> None:
+    """Chat in the terminal with a port or a server."""
+    from gemma_neuron.pipeline import open_port, runner_factory
+    from gemma_neuron.serving.terminal import run_chat
+
+    if max_tokens is not None and max_tokens < 1:
+        raise UsageError(f"--max-tokens {max_tokens}: an answer has at least one.", "Leave it out.")
+    if temperature is not None and temperature < 0:
+        raise UsageError(f"--temperature {temperature} is below 0.", "0 is greedy.")
+    remote = target.startswith(("http://", "https://"))
+    opened = None if remote else open_port(Path(target))
+    run_chat(
+        target if opened is None else opened,
+        None if opened is None else runner_factory(opened),
+        once=once,
+        system=system,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        enable_thinking=thinking,
+    )

@@ -1,0 +1,204 @@
+"""The order of the stages, and what of an earlier run can be reused. The only package that knows it.
+
+inspect → plan → shard → compile → validate. Each function here goes as far as its command asks, and
+whatever is committed already is not done again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemma_neuron.backends.base import Runner
+from gemma_neuron.backends.registry import backend
+from gemma_neuron.compilation.buckets import choose_buckets, choose_context, choose_slots
+from gemma_neuron.pipeline.prepare import Prepared, examined, only_worker, prepare
+from gemma_neuron.pipeline.request import CompileRequest, PortResult, run_dtype
+from gemma_neuron.port import Port
+
+if TYPE_CHECKING:
+    from gemma_neuron.compilation.compiler import CompiledModel
+    from gemma_neuron.reports import ValidationReport
+    from gemma_neuron.sharding.planner import Planned, StrategyChoice
+    from gemma_neuron.sharding.writer import Progress, ShardedCheckpoint
+    from gemma_neuron.validation.export import GoldenReport
+    from gemma_neuron.validation.validator import Options
+
+__all__ = [
+    "CompileRequest",
+    "PortResult",
+    "compile_port",
+    "examined",
+    "golden_file",
+    "open_port",
+    "planned",
+    "runner_factory",
+    "shard",
+    "validate_port",
+]
+Notice = Callable[[str], None]
+
+
+def planned(
+    source_text: str,
+    *,
+    tp: int,
+    instance: str,
+    max_context: int | None,
+    slots: int | None,
+    buckets: tuple[int, ...] | None,
+    strategy: StrategyChoice,
+) -> Planned:
+    """`plan`: needs config.json only."""
+    from gemma_neuron.checkpoint.source import open_source, read_config
+    from gemma_neuron.instances import instance as find_instance
+    from gemma_neuron.models.registry import read_geometry, read_parameter_table
+    from gemma_neuron.sharding.planner import make_plan
+
+    geometry = read_geometry(read_config(open_source(source_text)))
+    context = choose_context(geometry, max_context)
+    return make_plan(
+        geometry,
+        read_parameter_table(geometry),
+        instance=find_instance(instance),
+        tp=tp,
+        context=context,
+        slots=choose_slots(slots, default=1),
+        buckets=choose_buckets(buckets, context),
+        strategy=strategy,
+    )
+
+
+def shard(source_text: str, request: CompileRequest, progress: Progress | None) -> PortResult:
+    """Audit, plan and write rank files; committed ranks are kept."""
+    started = time.monotonic()
+    prepared = prepare(source_text, request, spec=None)
+    with only_worker(prepared):
+        sharded = _shard(prepared, progress)
+    record = prepared.port.record
+    return PortResult(
+        port=prepared.port.path,
+        digest=record.digest,
+        total=sharded.ranks,
+        built=len(sharded.written),
+        reused=sharded.ranks - len(sharded.written),
+        seconds=time.monotonic() - started,
+        host_peak_bytes=_own_peak(),
+        output_bytes=sharded.output_bytes,
+        warnings=record.warnings,
+    )
+
+
+def compile_port(
+    source_text: str, request: CompileRequest, progress: Progress | None, notice: Notice
+) -> PortResult:
+    """Audit, plan, shard and compile; the toolchain is checked before anything long starts."""
+    from gemma_neuron.compilation.compiler import compile_units
+
+    started = time.monotonic()
+    chosen = backend(request.backend)
+    chosen.require()
+    prepared = prepare(source_text, request, spec=chosen)
+    for warning in prepared.record.warnings:
+        notice(f"warning: {warning}")
+    geometry, port = prepared.audit.geometry, prepared.port
+    assert geometry is not None
+    with only_worker(prepared):
+        sharded = _shard(prepared, progress)
+        compiled: CompiledModel = compile_units(
+            port, geometry, prepared.plan, port.spec, chosen, notice
+        )
+    return PortResult(
+        port=port.path,
+        digest=port.record.digest,
+        total=compiled.total,
+        built=len(compiled.built),
+        reused=len(compiled.reused),
+        seconds=time.monotonic() - started,
+        host_peak_bytes=max(compiled.host_peak_bytes, _own_peak()),
+        output_bytes=sharded.output_bytes + compiled.output_bytes,
+        warnings=port.record.warnings,
+    )
+
+
+def open_port(path: Path) -> Port:
+    """A compiled port whose front is what was committed.
+
+    Raises PortIncompleteError when the folder is none or has no graphs yet, IntegrityError when config,
+    tokenizer, template or plan are not those it was compiled with.
+    """
+    port = Port(path)
+    assert port.spec is not None
+    port.source_set.verify()
+    assert port.plan is not None
+    return port
+
+
+def runner_factory(port: Port) -> Callable[[], Runner]:
+    """What loads the port on the back end it was compiled for, when called."""
+    return lambda: backend(port.spec.backend).load(port)
+
+
+def validate_port(
+    path: Path, checkpoint: str | None, options: Options, *, notice: Notice, progress: Notice
+) -> ValidationReport:
+    """Load a port and judge it. The checkpoint defaults to where the port was made from, if it is there."""
+    from gemma_neuron.validation.validator import validate
+
+    port = open_port(path)
+    source = _checkpoint_folder(port, checkpoint)
+    notice(f"checkpoint: {source or 'not at hand, a golden is needed'}")
+    runner = runner_factory(port)()
+    try:
+        return validate(port, runner, replace(options, checkpoint=source), progress=progress)
+    finally:
+        runner.close()
+
+
+def golden_file(
+    source_text: str, *, out: Path, dtype: str, questions: Path | None, notice: Notice
+) -> GoldenReport:
+    """`golden`: a reference from the checkpoint alone."""
+    from gemma_neuron.checkpoint.source import open_source
+    from gemma_neuron.validation.export import export_golden
+
+    source = open_source(source_text)
+    audit = examined(source)
+    return export_golden(
+        source.folder,
+        out,
+        checkpoint_digest=audit.report.checkpoint_digest,
+        dtype=run_dtype(dtype, dtype),
+        questions=questions,
+        progress=notice,
+    )
+
+
+def _checkpoint_folder(port: Port, given: str | None) -> Path | None:
+    from gemma_neuron.checkpoint.source import open_source
+
+    if given is not None:
+        return open_source(given).folder
+    origin = Path(port.record.source.uri)
+    return origin if (origin / "config.json").is_file() else None
+
+
+def _shard(prepared: Prepared, progress: Progress | None) -> ShardedCheckpoint:
+    from gemma_neuron.sharding.source_record import write_source_record
+    from gemma_neuron.sharding.writer import write_ranks
+
+    assert prepared.audit.geometry is not None
+    tensors = prepared.audit.tensors()
+    files = {entry.file for entry in tensors.values()}
+    write_source_record(prepared.port, files, str(prepared.source.folder.resolve()))
+    return write_ranks(prepared.port, prepared.audit.geometry, prepared.plan, tensors, progress)
+
+
+def _own_peak() -> int:
+    """Peak resident bytes of this process."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,67 @@
+"""What the stages are asked, and what they answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+from gemma_neuron.backends.base import Dtype
+from gemma_neuron.errors import UsageError
+
+if TYPE_CHECKING:
+    from gemma_neuron.sharding.planner import StrategyChoice
+
+DTYPES = get_args(Dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileRequest:
+    """What `compile` was asked. None: the default of the model or of `compilation.buckets`."""
+
+    out: Path
+    backend: str
+    tp: int
+    strategy: StrategyChoice = "auto"
+    dtype: str | None = None
+    max_context: int | None = None
+    slots: int | None = None
+    buckets: tuple[int, ...] | None = None
+    base: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortResult:
+    """What `shard` and `compile` answer (JSON contract)."""
+
+    port: Path
+    digest: str
+    total: int
+    built: int
+    reused: int
+    seconds: float
+    host_peak_bytes: int
+    output_bytes: int
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "port": str(self.port),
+            "digest": self.digest,
+            "units": {"total": self.total, "built": self.built, "reused": self.reused},
+            "seconds": round(self.seconds, 2),
+            "host_peak_bytes": self.host_peak_bytes,
+            "output_bytes": self.output_bytes,
+            "warnings": list(self.warnings),
+        }
+
+
+def run_dtype(asked: str | None, own: str) -> Dtype:
+    dtype = asked or (own if own in DTYPES else "bfloat16")
+    if dtype not in DTYPES:
+        raise UsageError(
+            f"--dtype {dtype}: Gemma's activations leave float16's range; there are "
+            f"{', '.join(DTYPES)}.",
+            "Use --dtype bfloat16.",
+        )
+    return cast(Dtype, dtype)

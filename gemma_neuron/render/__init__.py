@@ -1,0 +1,106 @@
+"""How results look: tables and progress on a terminal, one JSON document with `--json`.
+
+Results go to stdout, progress, warnings and hints to stderr. The only importer of rich. Text that came from
+files or the network is shown with control bytes escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from gemma_neuron.errors import GemmaNeuronError
+
+SCHEMA_VERSION = 1
+PROGRESS_SECONDS = 1.0
+
+
+def safe(text: object) -> str:
+    """Text with control characters escaped: a file's name must not move the terminal's cursor."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode()
+        for c in str(text)
+    )
+
+
+def emit_json(fields: dict[str, Any]) -> None:
+    """The one JSON document of a command, on stdout."""
+    sys.stdout.write(json.dumps({"schema": SCHEMA_VERSION, **fields}, indent=1) + "\n")
+    sys.stdout.flush()
+
+
+def emit_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        sys.stdout.write(safe(line) + "\n")
+    sys.stdout.flush()
+
+
+def notice(line: str) -> None:
+    """One line of progress, a warning or a hint, on stderr."""
+    sys.stderr.write(safe(line) + "\n")
+    sys.stderr.flush()
+
+
+def show_error(error: GemmaNeuronError, as_json: bool) -> None:
+    """What was tried, found, needed, then the hint line; with `--json` also the document on stdout."""
+    notice(f"error: {error.message}")
+    if error.hint:
+        notice(f"hint: {error.hint}")
+    if as_json:
+        emit_json({"error": error.to_json()})
+
+
+class ByteProgress:
+    """Bytes and rate: a moving line on a terminal, else a plain line every now and then."""
+
+    def __init__(self, label: str, total: int) -> None:
+        self.label, self.total, self.done = label, total, 0
+        self.started = self.shown = time.monotonic()
+        self.live = sys.stderr.isatty()
+
+    def __call__(self, count: int, rank: int) -> None:
+        """`count` more bytes were written, for `rank`."""
+        self.done += count
+        now = time.monotonic()
+        if now - self.shown >= (PROGRESS_SECONDS if self.live else 10 * PROGRESS_SECONDS):
+            self.shown = now
+            rate = self.done / max(now - self.started, 1e-9)
+            text = f"{self.label}: rank {rank}, {size(self.done)} at {size(rate)}/s"
+            sys.stderr.write(f"\r\x1b[K{text}" if self.live else text + "\n")
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        if self.live and self.done:
+            sys.stderr.write("\r\x1b[K")
+
+
+class Ticker:
+    """Many small steps: one moving line on a terminal, else a plain line every few seconds."""
+
+    def __init__(self) -> None:
+        self.shown, self.live = 0.0, sys.stderr.isatty()
+
+    def __call__(self, line: str) -> None:
+        now = time.monotonic()
+        if self.live:
+            sys.stderr.write(f"\r\x1b[K{safe(line)}")
+            sys.stderr.flush()
+        elif now - self.shown >= 5 * PROGRESS_SECONDS:
+            self.shown = now
+            notice(line)
+
+    def close(self) -> None:
+        if self.live:
+            sys.stderr.write("\r\x1b[K")
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units, as storage and memory of the accelerators are sold."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
