@@ -89,14 +89,30 @@ class AuditReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """The worst value a level measured of something, beside the bar that judges it."""
+
+    name: str
+    value: float
+    bar: float
+    sense: Literal["at-most", "at-least"] = "at-most"
+    """Which side of the bar passes."""
+
+    @property
+    def passes(self) -> bool:
+        return self.value <= self.bar if self.sense == "at-most" else self.value >= self.bar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LevelResult:
-    """One validation level. `reason` is one line; `detail` holds the measured figures."""
+    """One validation level. `reason` is one line; `figures` are what its bars judge, `detail` the rest."""
 
     level: int
     name: LevelName
     status: LevelStatus
     reason: str
     detail: dict[str, Any] = field(default_factory=dict)
+    figures: tuple[Figure, ...] = ()
     seconds: float = 0.0
 
 

@@ -17,17 +17,19 @@ from gemma_neuron.validation.questions import Question
 
 _CALL = re.compile(r"call:([\w.\-]+)\s*\{(.*)\}", re.DOTALL)
 _ARGUMENT = re.compile(r'(\w+):(?:<\|"\|>(.*?)<\|"\|>|([^,{}]*))', re.DOTALL)
-SHOWN = 300
+SHOWN_TEXT = 300
 """Characters of an answer that a report keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """`right`: an expected answer is in `text`; `ended`: by a stop id; `problems`: loops, leaked control
-    tokens, JSON that does not parse."""
+    tokens, JSON that does not parse. `asked`: the question's turns in OpenAI's form."""
 
     name: str
     kind: str
+    asked: list[dict[str, Any]]
+    expected: tuple[str, ...]
     right: bool
     ended: bool
     problems: tuple[str, ...]
@@ -55,10 +57,12 @@ def judge(
     return Judgement(
         name=name,
         kind=question.kind,
+        asked=question.turns,
+        expected=question.answers,
         right=any(answer in text for answer in question.answers),
         ended=ended,
         problems=tuple(problems),
-        text=text[:SHOWN],
+        text=text[:SHOWN_TEXT],
     )
 
 

@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemma_neuron.chat import ChatAssets
-from gemma_neuron.reports import LEVEL_NAMES, LevelResult, LevelStatus
-from gemma_neuron.validation.answers import Judgement, judge, tool_call, turns_after_tool
+from gemma_neuron.reports import LEVEL_NAMES, Figure, LevelResult, LevelStatus
+from gemma_neuron.validation.answers import (
+    SHOWN_TEXT,
+    Judgement,
+    judge,
+    tool_call,
+    turns_after_tool,
+)
 from gemma_neuron.validation.bars import Bars
 from gemma_neuron.validation.golden import Golden
 from gemma_neuron.validation.prompts import Conversation, GoldenPrompts, GreedyPrompt
@@ -111,27 +117,43 @@ def _no_call(context: LevelContext, name: str, question: Question, ids: Sequence
     return Judgement(
         name=name,
         kind=question.kind,
+        asked=question.turns,
+        expected=question.answers,
         right=False,
         ended=bool(ids) and ids[-1] in context.assets.stop_ids,
         problems=(f"did not call {question.tool_call}",),
-        text=text[:300],
+        text=text[:SHOWN_TEXT],
     )
 
 
 def result(
-    level: int, status: LevelStatus, reason: str, detail: dict[str, Any] | None = None
+    level: int,
+    status: LevelStatus,
+    reason: str,
+    detail: dict[str, Any] | None = None,
+    figures: Sequence[Figure] = (),
 ) -> LevelResult:
     """A LevelResult under the level's contract name; the validator adds the time."""
     return LevelResult(
-        level=level, name=LEVEL_NAMES[level], status=status, reason=reason, detail=detail or {}
+        level=level,
+        name=LEVEL_NAMES[level],
+        status=status,
+        reason=reason,
+        detail=detail or {},
+        figures=tuple(figures),
     )
 
 
 def from_problems(
-    level: int, problems: Sequence[str], passed: str, detail: dict[str, Any]
+    level: int,
+    problems: Sequence[str],
+    passed: str,
+    detail: dict[str, Any],
+    figures: Sequence[Figure] = (),
 ) -> LevelResult:
     """fail with the first problem (and how many more), or pass with `passed`."""
     if not problems:
-        return result(level, "pass", passed, detail)
+        return result(level, "pass", passed, detail, figures)
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return result(level, "fail", problems[0] + more, {**detail, "problems": list(problems[:SHOWN])})
+    found = {**detail, "problems": list(problems[:SHOWN])}
+    return result(level, "fail", problems[0] + more, found, figures)

@@ -5,11 +5,13 @@ In: bars, golden, the port's dtype. Out: `Tolerance`, which says in one line wha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from gemma_neuron.reports import Figure
 from gemma_neuron.validation.bars import Bars
 from gemma_neuron.validation.compare import Distances
 from gemma_neuron.validation.golden import Golden
@@ -52,6 +54,29 @@ class Tolerance:
             f"{wrong} of {len(relative)} positions exceed a bar"
         )
 
+    def figures(self, texts: Iterable[dict[str, float]]) -> list[Figure]:
+        """The worst of several texts' `summary` beside the bars."""
+        found = list(texts)
+        return [
+            Figure(
+                name="distance over the largest logit",
+                value=max(text["max_relative"] for text in found),
+                bar=self.relative,
+            ),
+            Figure(name="KL, nats", value=max(text["kl_max"] for text in found), bar=self.kl),
+            Figure(
+                name="Pearson",
+                value=min(text["pearson_min"] for text in found),
+                bar=self.pearson,
+                sense="at-least",
+            ),
+            Figure(
+                name="lead overturned, logits",
+                value=max(text["largest_flip_margin"] for text in found),
+                bar=self.margin,
+            ),
+        ]
+
 
 def tolerance(bars: Bars, golden: Golden, dtype: str) -> Tolerance:
     """For a port of `dtype` against this golden."""
@@ -93,6 +118,16 @@ def summary(found: Distances, largest: float) -> dict[str, float]:
         "pearson_min": round(float(found.pearson.min()), 8),
         "argmax_agreement": round(float(agree.mean()), 6),
         "largest_flip_margin": _short(float(found.margin.max())),
+    }
+
+
+def by_position(found: Distances, largest: float) -> dict[str, Any]:
+    """What a report draws of one text: the distance at each position over the largest logit, and each position
+    where the likeliest token is another."""
+    flips = np.flatnonzero(found.reference_token != found.port_token)
+    return {
+        "relative": [_short(float(value) / max(largest, 1e-30)) for value in found.all],
+        "flips": [{"position": int(at), "margin": _short(float(found.margin[at]))} for at in flips],
     }
 
 

@@ -156,6 +156,7 @@ def _provenance(context: LevelContext, options: Options, seconds: float) -> dict
     out: dict[str, Any] = {
         "port_digest": context.port.record.digest,
         "dtype": context.port.spec.dtype,
+        "port": _port_facts(context.port),
         "questions": {"origin": context.questions.origin, "digest": context.questions.digest},
         "template_sha256": template.sha256 if template is not None else "",
         "forced_template": context.forced,
@@ -174,3 +175,19 @@ def _provenance(context: LevelContext, options: Options, seconds: float) -> dict
             "noise": made.noise.model_dump() if made.noise is not None else None,
         }
     return out
+
+
+def _port_facts(port: Port) -> dict[str, Any]:
+    record, spec, plan = port.record, port.spec, port.plan
+    return {
+        "source": record.source.uri,
+        "checkpoint_digest": record.fingerprints.checkpoint,
+        "backend": spec.backend,
+        "tp": plan.tp,
+        "strategy": plan.strategy,
+        "max_context": spec.max_context,
+        "buckets": list(spec.buckets),
+        "slots": spec.slots,
+        "window": port.geometry.window,
+        "versions": record.versions,
+    }

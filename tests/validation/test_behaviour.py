@@ -108,7 +108,7 @@ def test_tool_round_trip(port: Port, assets: ChatAssets, tmp_path: Path) -> None
     call = said(assets, "<|tool_call>call:g{}<tool_call|>", "<|tool_response>")
     result = chat.run(context(port, ScriptedRunner(call), tmp_path, tool))
     assert result.status == "fail"
-    assert result.detail["answers"][0]["problems"] == ["did not call f"]
+    assert result.detail["answers"][0]["problems"] == ("did not call f",)
 
 
 def test_tool_call_is_read(assets: ChatAssets) -> None:

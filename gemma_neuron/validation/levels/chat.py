@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from gemma_neuron.backends.decode import greedy
@@ -21,7 +22,7 @@ from gemma_neuron.validation.context import (
     judge_all,
     result,
 )
-from gemma_neuron.validation.levels.reference import shares
+from gemma_neuron.validation.levels.reference import share, shares
 from gemma_neuron.validation.prompts import GreedyPrompt
 
 LEVEL = 6
@@ -59,14 +60,19 @@ def run(context: LevelContext) -> LevelResult:
             kind: f"{sum(i.right for i in judged if i.kind == kind)} of {n}"
             for kind, n in sorted(Counter(item.kind for item in judged).items())
         },
-        "answers": [
-            {"name": i.name, "kind": i.kind, "right": i.right, "ended": i.ended,
-             "problems": list(i.problems), "text": i.text}
-            for i in judged
-        ],
-    }  # fmt: skip
+        "answers": [asdict(item) for item in judged],
+    }
     passed = f"{counts['right']} of {len(judged)} answers right, {counts['ended']} end their turn"
-    return from_problems(LEVEL, problems, passed, detail)
+    figures = [
+        share("right answers", counts["right"], len(judged), bars.chat["answers"].value),
+        share(
+            "answers that end their turn",
+            counts["ended"],
+            len(judged),
+            bars.reference["stops"].value,
+        ),
+    ]
+    return from_problems(LEVEL, problems, passed, detail, figures)
 
 
 def _answer(context: LevelContext, name: str) -> Sequence[int] | None:

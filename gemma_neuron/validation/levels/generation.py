@@ -9,17 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 from gemma_neuron.backends.decode import greedy
-from gemma_neuron.reports import LevelResult
+from gemma_neuron.reports import Figure, LevelResult
 from gemma_neuron.validation.context import LevelContext, from_problems, result
 from gemma_neuron.validation.degenerate import degenerate
 from gemma_neuron.validation.golden import GoldenGreedy
 
 LEVEL = 5
+BEFORE = 16
+"""Tokens before a divergence that a report shows."""
 
 
 def run(context: LevelContext) -> LevelResult:
     """Generate every continuation, keep the tokens for level 6, compare."""
-    runner, problems, partings = context.runner, [], []
+    runner, loops, partings = context.runner, [], []
     compared = equal = 0
     items = [
         item
@@ -38,9 +40,9 @@ def run(context: LevelContext) -> LevelResult:
         compared, equal = compared + same + parted, equal + same
         if parted:
             partings.append(_parting(context, item, tokens, same))
-        problems += _loop_problems(context, item, tokens)
+        loops += _loop_problems(context, item, tokens)
     real = [p for p in partings if not p["noise"]]
-    problems = [_parting_words(p) for p in real] + problems
+    problems = [_parting_words(p) for p in real] + loops
     context.facts["token_match"] = {"compared": compared, "equal": equal}
     context.facts["first_divergence"] = _contract((real or partings)[0] if partings else None)
     detail: dict[str, Any] = {
@@ -51,7 +53,12 @@ def run(context: LevelContext) -> LevelResult:
     }
     noted = f"; {len(partings)} part within the noise" if partings else ""
     passed = f"{equal} of {compared} greedy tokens equal over {len(items)} prompts{noted}"
-    return from_problems(LEVEL, problems, passed, detail)
+    lead = max((p["margin"] for p in partings), default=0.0)
+    figures = [
+        Figure(name="lead overturned, logits", value=lead, bar=context.tolerance.margin),
+        Figure(name="port's outputs that alone degenerate", value=len(loops), bar=0),
+    ]
+    return from_problems(LEVEL, problems, passed, detail, figures)
 
 
 def _generate(context: LevelContext, item: GoldenGreedy, slot: int) -> list[int]:
@@ -76,12 +83,18 @@ def _parting(
     context: LevelContext, item: GoldenGreedy, tokens: list[int], step: int
 ) -> dict[str, Any]:
     margin = item.margin(step, tokens[step])
+    context_ids = [*item.prompt.tolist(), *tokens[:step]]
     return {
         "prompt": item.name,
         "position": len(item.prompt) + step,
         "step": step,
         "port_token": tokens[step],
         "reference_token": int(item.tokens[step]),
+        "before": context.assets.tokenizer.decode(context_ids[-BEFORE:], skip_special=False),
+        "port_text": context.assets.tokenizer.decode([tokens[step]], skip_special=False),
+        "reference_text": context.assets.tokenizer.decode(
+            [int(item.tokens[step])], skip_special=False
+        ),
         "margin": float(f"{margin:.4g}"),
         "noise": margin <= context.tolerance.margin,
     }

@@ -15,7 +15,7 @@ from gemma_neuron.reports import LevelResult
 from gemma_neuron.validation.compare import Distances, distances
 from gemma_neuron.validation.context import LevelContext, from_problems, result
 from gemma_neuron.validation.golden import GoldenText
-from gemma_neuron.validation.tolerance import summary
+from gemma_neuron.validation.tolerance import by_position, summary
 
 LEVEL = 3
 
@@ -31,19 +31,26 @@ def run(context: LevelContext) -> LevelResult:
         )
     problems: list[str] = []
     figures: dict[str, dict[str, Any]] = {}
+    positions: dict[str, dict[str, Any]] = {}
     for text in texts:
         found, scores_off = _compare(context, text)
         figures[text.name] = {**summary(found, text.largest), "recorded": _recorded(text)}
+        positions[text.name] = by_position(found, text.largest)
         problem = context.tolerance.problem(found, text.largest) or scores_off
         if problem is not None:
             problems.append(f"{text.name}: {problem}")
     worst = max(item["max_relative"] for item in figures.values())
-    positions = sum(item["positions"] for item in figures.values())
-    detail: dict[str, Any] = {"tolerance": context.tolerance.to_json(), "texts": figures}
+    count = sum(item["positions"] for item in figures.values())
+    detail: dict[str, Any] = {
+        "tolerance": context.tolerance.to_json(),
+        "texts": figures,
+        "by_position": positions,
+    }
     passed = (
-        f"{positions} positions of {len(texts)} texts, at most {worst:.2g} of the largest logit off"
+        f"{count} positions of {len(texts)} texts, at most {worst:.2g} of the largest logit off"
     )
-    return from_problems(LEVEL, problems, passed, detail)
+    judged = context.tolerance.figures(figures.values())
+    return from_problems(LEVEL, problems, passed, detail, judged)
 
 
 def _compare(context: LevelContext, text: GoldenText) -> tuple[Distances, str | None]:

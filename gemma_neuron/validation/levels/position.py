@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemma_neuron.backends.decode import prefill_prompt
-from gemma_neuron.reports import LevelResult
+from gemma_neuron.reports import Figure, LevelResult
 from gemma_neuron.validation.compare import distances
 from gemma_neuron.validation.context import LevelContext, from_problems, result
 from gemma_neuron.validation.golden import GoldenText
@@ -50,15 +50,23 @@ def run(context: LevelContext) -> LevelResult:
         "cases": walk.cases,
         "positions": walk.looked,
         "max_relative": float(f"{walk.worst:.4g}"),
+        "by_position": walk.points,
         "slots": "one slot: nothing to leak into" if context.runner.slots == 1 else "interleaved",
     }
     passed = (
         f"{walk.looked} positions in {walk.cases} cases, up to {max(lengths, default=0)} tokens"
     )
     missing = not_covered(context, reach)
+    figures = [
+        Figure(
+            name="distance over the largest logit",
+            value=detail["max_relative"],
+            bar=context.tolerance.relative,
+        )
+    ]
     if missing and not walk.problems:
-        return result(LEVEL, "not-run", missing, detail)
-    return from_problems(LEVEL, walk.problems, passed, detail)
+        return result(LEVEL, "not-run", missing, detail, figures)
+    return from_problems(LEVEL, walk.problems, passed, detail, figures)
 
 
 def edge_lengths(window: int, buckets: Sequence[int], reach: int) -> list[int]:
@@ -88,6 +96,8 @@ class _Walk:
         self.problems: list[str] = []
         self.cases = self.looked = 0
         self.worst = 0.0
+        self.points: list[dict[str, Any]] = []
+        """case, position and distance over the largest logit, of every position looked at."""
 
     def check(
         self, case: str, text: GoldenText, position: int, logits: NDArray[np.float32]
@@ -95,7 +105,11 @@ class _Walk:
         """Compare the logits [vocab] at one position of a text; one problem per case is kept."""
         found = distances(text, position, logits[None])
         self.looked += 1
-        self.worst = max(self.worst, float(found.all[0]) / max(text.largest, 1e-30))
+        relative = float(found.all[0]) / max(text.largest, 1e-30)
+        self.worst = max(self.worst, relative)
+        self.points.append(
+            {"case": case, "position": position, "relative": float(f"{relative:.4g}")}
+        )
         problem = self._tolerance.problem(found, text.largest, position)
         if problem is not None and not any(p.startswith(case + ":") for p in self.problems):
             self.problems.append(f"{case}: {problem.split(';')[0]}")

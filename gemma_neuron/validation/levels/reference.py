@@ -6,9 +6,10 @@ of its shuffled tokens. Fails here mean that checkpoint or prompt is broken, wha
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Literal
 
-from gemma_neuron.reports import LevelResult
+from gemma_neuron.reports import Figure, LevelResult
 from gemma_neuron.validation.answers import Judgement
 from gemma_neuron.validation.context import LevelContext, from_problems, judge_all
 from gemma_neuron.validation.degenerate import degenerate
@@ -36,13 +37,14 @@ def run(context: LevelContext) -> LevelResult:
         "sanity_loss": round(loss, 4),
         "shuffled_loss": round(shuffled, 4),
         "loss_ratio": round(ratio, 4),
-        "answers": [_shown(item) for item in judged],
+        "answers": [asdict(item) for item in judged],
     }
     passed = (
         f"answers {detail['right']} of {detail['questions']} questions; "
         f"sanity loss {ratio:.2f} of shuffled"
     )
-    return from_problems(LEVEL, ["the reference " + p for p in problems], passed, detail)
+    figures = _figures(context, detail)
+    return from_problems(LEVEL, ["the reference " + p for p in problems], passed, detail, figures)
 
 
 def behaviour_problems(context: LevelContext, judged: list[Judgement]) -> list[str]:
@@ -75,6 +77,33 @@ def shares(judged: list[Judgement]) -> dict[str, int]:
     }
 
 
+def share(
+    name: str,
+    count: int,
+    total: int,
+    bar: float,
+    sense: Literal["at-most", "at-least"] = "at-least",
+) -> Figure:
+    """`count` of `total` as a figure against its bar."""
+    return Figure(name=name, value=round(count / max(total, 1), 4), bar=bar, sense=sense)
+
+
+def _figures(context: LevelContext, detail: dict[str, Any]) -> list[Figure]:
+    bars, total, base = context.bars.reference, detail["questions"], context.scope == "base"
+    right, loops = ("base_answers", "base_loops") if base else ("answers", "loops")
+    ended = [share("answers that end their turn", detail["ended"], total, bars["stops"].value)]
+    return [
+        share("right answers", detail["right"], total, bars[right].value),
+        *([] if base else ended),
+        share("degenerate answers", detail["degenerate"], total, bars[loops].value, "at-most"),
+        Figure(
+            name="loss of the sanity text over that of its shuffled tokens",
+            value=detail["loss_ratio"],
+            bar=bars["loss_ratio"].value,
+        ),
+    ]
+
+
 def _loss_problems(context: LevelContext, ratio: float) -> list[str]:
     bar = context.bars.reference["loss_ratio"].value
     if ratio <= bar:
@@ -87,14 +116,3 @@ def _loss_problems(context: LevelContext, ratio: float) -> list[str]:
 def _body(context: LevelContext, name: str) -> list[int]:
     tokens: list[int] = context.reference.greedy[name].tokens.tolist()
     return tokens[:-1] if tokens and tokens[-1] in context.assets.stop_ids else tokens
-
-
-def _shown(item: Judgement) -> dict[str, Any]:
-    return {
-        "name": item.name,
-        "kind": item.kind,
-        "right": item.right,
-        "ended": item.ended,
-        "problems": list(item.problems),
-        "text": item.text,
-    }
