@@ -158,11 +158,17 @@ def random_tensors(config: dict[str, Any], prefix: str, seed: int = 0) -> dict[s
     for spec in read_parameter_table(geometry):
         if spec.origin == "checkpoint":
             name = spec.name if spec.name.startswith("lm_head") else prefix + spec.name
-            tensors[name] = encode(_values(spec, rng, one_plus), dtype)
+            tensors[name] = encode(values_of(spec, rng, one_plus), dtype)
     return tensors
 
 
-def _values(spec: ParameterSpec, rng: np.random.Generator, one_plus: bool) -> NDArray[np.float32]:
+def values_of(
+    spec: ParameterSpec, rng: np.random.Generator, one_plus: bool = False
+) -> NDArray[np.float32]:
+    """Random values of one tensor in the range its kind has in a trained model.
+
+    `one_plus`: the family's RMSNorm multiplies by 1 + w (Gemma 3).
+    """
     name, shape = spec.name, spec.shape
     if name.endswith("layer_scalar"):
         # spread as in the 31B (0.03 at one end, 0.99 at the other), never exactly 1
@@ -202,21 +208,27 @@ def decode(tensor: Tensor) -> NDArray[np.float32]:
     return flat.reshape(shape).copy()
 
 
-def write_safetensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """A well-formed safetensors file, tensors in the order given."""
+def safetensors_header(sizes: dict[str, tuple[str, tuple[int, ...], int]]) -> bytes:
+    """Length and JSON header of a file that holds these (dtype, shape, bytes) in the order given."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
-    for name, (dtype, shape, data) in tensors.items():
+    for name, (dtype, shape, count) in sizes.items():
         header[name] = {
             "dtype": dtype,
             "shape": list(shape),
-            "data_offsets": [start, start + len(data)],
+            "data_offsets": [start, start + count],
         }
-        start += len(data)
+        start += count
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def write_safetensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """A well-formed safetensors file, tensors in the order given."""
+    sizes = {name: (dtype, shape, len(data)) for name, (dtype, shape, data) in tensors.items()}
     body = b"".join(data for _, _, data in tensors.values())
-    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+    path.write_bytes(safetensors_header(sizes) + body)
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
