@@ -6,7 +6,7 @@ the same KV tensors, which its graph writes in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from gemma_neuron.backends.base import CompileSpec, Scores, UnitSpec
+from gemma_neuron.backends.base import CompileSpec, UnitSpec
 from gemma_neuron.backends.cpu.compiler import PACKAGE_NAME
 from gemma_neuron.backends.cpu.ranks import (
     TORCH_DTYPES,
@@ -25,7 +25,8 @@ from gemma_neuron.backends.cpu.ranks import (
     weight_dtype,
 )
 from gemma_neuron.backends.cpu.toolchain import host_key
-from gemma_neuron.errors import IntegrityError, UsageError
+from gemma_neuron.backends.graph_runner import GraphRunner, verified_unit
+from gemma_neuron.errors import IntegrityError
 from gemma_neuron.models.view import rank_view
 from gemma_neuron.plan import ShardPlan
 from gemma_neuron.port import Port
@@ -51,100 +52,34 @@ def load_weights(port: Port) -> dict[str, torch.Tensor]:
     return weights
 
 
-class CpuRunner:
+class CpuRunner(GraphRunner):
     """See `backends.base.Runner`."""
 
     def __init__(self, port: Port) -> None:
+        super().__init__(port)
         spec, plan = port.spec, port.plan
-        self.vocab, self.slots = port.geometry.vocab, spec.slots
-        self.max_context, self.prefill_buckets = spec.max_context, spec.buckets
-        self.score_length = min(spec.score_length, spec.max_context)
         view = rank_view(port.geometry, plan, spec)
         self._state = empty_state(plan, view, TORCH_DTYPES[spec.dtype])
         self._tensors = {
             flat(name): tensor for name, tensor in (load_weights(port) | self._state).items()
         }
         self._graphs = {unit.name: self._load(port, unit) for unit in spec.units()}
-        self._units = {unit.name: unit for unit in spec.units()}
         self._decode_flags = _decode_flags(plan, spec)
 
-    def prefill(self, tokens: Sequence[int], *, slot: int, start: int) -> NDArray[np.float32]:
-        self._check_span(len(tokens), slot, start, self.prefill_buckets[-1])
-        bucket = next(n for n in self.prefill_buckets if n >= len(tokens))
-        unit = UnitSpec(phase="prefill", batch=1, length=bucket)
-        (logits,) = self._run(unit, *_row(unit, tokens, slot, start))
-        last: NDArray[np.float32] = logits[0]
-        return last
-
-    def decode(
-        self, tokens: Sequence[int], positions: Sequence[int], active: Sequence[bool]
-    ) -> NDArray[np.float32]:
-        if not len(tokens) == len(positions) == len(active) == self.slots:
-            raise UsageError(f"decode takes one token for each of {self.slots} slots.")
-        if any(
-            on and not 0 <= p < self.max_context for p, on in zip(positions, active, strict=True)
-        ):
-            raise UsageError(f"A position is outside the port's context of {self.max_context}.")
-        unit = UnitSpec(phase="decode", batch=self.slots, length=1)
-        column = np.asarray(tokens, np.int32)[:, None], np.asarray(positions, np.int32)[:, None]
-        rows = np.arange(self.slots, dtype=np.int32), np.asarray(active, np.int32)
-        with self._decode_flags():
-            (logits,) = self._run(unit, *column, *rows)
-        return logits
-
-    def score(
-        self, tokens: Sequence[int], targets: Sequence[int], *, slot: int, start: int
-    ) -> Scores:
-        self._check_span(len(tokens), slot, start, self.score_length)
-        unit = UnitSpec(phase="score", batch=1, length=self.score_length)
-        wanted = np.zeros((1, unit.length), np.int32)
-        wanted[0, : len(targets)] = targets
-        logprob, total, logits = self._run(unit, *_row(unit, tokens, slot, start), wanted)
-        count = len(tokens)
-        return Scores(logits[0, :count], total[0, :count], logprob[0, :count])
+    def run(self, unit: UnitSpec, *inputs: NDArray[np.int32]) -> list[NDArray[np.float32]]:
+        flags = self._decode_flags if unit.phase == "decode" else nullcontext
+        with torch.inference_mode(), flags():
+            outputs = self._graphs[unit.name](*(torch.from_numpy(x) for x in inputs))
+        return [output.numpy() for output in outputs]
 
     def close(self) -> None:
         self._graphs.clear()
         self._tensors.clear()
 
-    def _run(self, unit: UnitSpec, *inputs: NDArray[np.int32]) -> list[NDArray[np.float32]]:
-        with torch.inference_mode():
-            outputs = self._graphs[unit.name](*(torch.from_numpy(x) for x in inputs))
-        return [output.numpy() for output in outputs]
-
-    def _check_span(self, count: int, slot: int, start: int, most: int) -> None:
-        if not 1 <= count <= most:
-            raise UsageError(f"A chunk of {count} tokens; this port's graphs take 1 to {most}.")
-        if not 0 <= slot < self.slots:
-            raise UsageError(f"Slot {slot}; this port has slots 0 to {self.slots - 1}.")
-        if start < 0 or start + count > self.max_context:
-            raise UsageError(
-                f"Positions {start} to {start + count - 1}; this port's context is {self.max_context}.",
-                "Compile with a larger --max-context.",
-            )
-
     def _load(self, port: Port, unit: UnitSpec) -> Graph:
         from torch._inductor import aoti_load_package
 
-        manifest = port.unit_set(unit).verify()
-        found, here = manifest.facts.get("key", {}), host_key()
-        if found.get("shape") != unit.name:
-            raise IntegrityError(
-                f"{port.unit_folder(unit)} holds {found.get('shape', 'no graph')}, not {unit.name}.",
-                "Run `gemma-neuron compile` with the same arguments: it rebuilds it.",
-            )
-        if manifest.facts.get("shared") != port.spec.shared_digest(port.plan.fingerprint()):
-            raise IntegrityError(
-                f"{unit.name} was compiled for other slots, context, dtype or plan than port.json says.",
-                "Run `gemma-neuron compile` with the same arguments: it rebuilds what differs.",
-            )
-        if wrong := [name for name, value in here.items() if found.get(name) != value]:
-            raise IntegrityError(
-                f"{unit.name} was compiled for another host: "
-                + "; ".join(f"{n} {found.get(n)!r}, here {here[n]!r}" for n in wrong)
-                + ".",
-                "Run `gemma-neuron compile` with the same arguments on this machine.",
-            )
+        verified_unit(port, unit, host_key())
         package: Any = aoti_load_package(str(port.unit_folder(unit) / PACKAGE_NAME))
         names = package.get_constant_fqns()
         if missing := sorted(set(names) - set(self._tensors)):
@@ -159,17 +94,6 @@ class CpuRunner:
         )
         graph: Graph = package
         return graph
-
-
-def _row(
-    unit: UnitSpec, tokens: Sequence[int], slot: int, start: int
-) -> tuple[NDArray[np.int32], ...]:
-    """One padded row: tokens, positions (0 in padding), slot, length."""
-    count = len(tokens)
-    padded, positions = np.zeros((2, 1, unit.length), np.int32)
-    padded[0, :count] = tokens
-    positions[0, :count] = np.arange(start, start + count)
-    return padded, positions, np.array([slot], np.int32), np.array([count], np.int32)
 
 
 def _decode_flags(plan: ShardPlan, spec: CompileSpec) -> Callable[[], AbstractContextManager[None]]:
