@@ -29,6 +29,10 @@ class GemmaNeuronError(Exception):
         self.message = message
         self.hint = hint
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Cross from a worker to its controller whole, whatever a subclass's own constructor takes."""
+        return _restored, (type(self), self.args, dict(self.__dict__))
+
     def to_json(self) -> dict[str, object]:
         """The `error` object of `--json` (design contract): type, message, hint, exit_code."""
         return {
@@ -37,6 +41,14 @@ class GemmaNeuronError(Exception):
             "hint": self.hint,
             "exit_code": self.exit_code,
         }
+
+
+def _restored(
+    kind: type[GemmaNeuronError], args: tuple[object, ...], state: dict[str, object]
+) -> GemmaNeuronError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class UsageError(GemmaNeuronError):
