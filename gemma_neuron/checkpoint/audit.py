@@ -18,9 +18,13 @@ from gemma_neuron.checkpoint.source import CONFIG_NAME, Source, read_config
 from gemma_neuron.checkpoint.values import read_buffers, scan_values
 from gemma_neuron.errors import AuditFailed
 from gemma_neuron.geometry import ModelGeometry
-from gemma_neuron.models.registry import read_geometry, read_parameter_table
+from gemma_neuron.models.registry import (
+    read_config_notes,
+    read_geometry,
+    read_parameter_table,
+)
 from gemma_neuron.parameters import ParameterTable
-from gemma_neuron.reports import AuditReport, Finding, TensorCounts
+from gemma_neuron.reports import AuditReport, Finding, FindingKind, TensorCounts
 
 OTHER_FORMATS = ("adapter", "quantised", "unsafe-format")
 """With one of these the tensors are not of the model's table, and comparing them says nothing more."""
@@ -60,7 +64,7 @@ def examine(source: Source, *, values: bool = False, need_template: bool | None 
         return Audit(_report(index, [*formats, *index.findings]), None, None, index, None)
     geometry = read_geometry(config)
     table = read_parameter_table(geometry)
-    findings = [*formats, *index.findings, *_config_dtype(geometry)]
+    findings = [*formats, *index.findings, *_about_config(config, geometry)]
     prompt = prompt_facts(source, config, geometry, need_template)
     facts: dict[str, Any] = {
         "geometry": geometry.to_json(),
@@ -100,15 +104,21 @@ def require_ok(report: AuditReport) -> None:
         )
 
 
-def _config_dtype(geometry: ModelGeometry) -> list[Finding]:
-    """A float16 config over bfloat16 weights, as some tunes have: what reads the config would run in it."""
-    if geometry.dtype in ("bfloat16", "float32"):
-        return []
-    message = (
-        f"config.json gives dtype {geometry.dtype}; Gemma's activations exceed float16, and only bfloat16 "
-        "and float32 are run. Name one with --dtype, or set bfloat16 in config.json."
-    )
-    return [Finding(kind="dtype", severity="warning", message=message, file=CONFIG_NAME)]
+def _about_config(config: dict[str, Any], geometry: ModelGeometry) -> list[Finding]:
+    """What config.json says that is not acted on: foreign keys, overridden values, a dtype that is not run."""
+
+    def warn(kind: FindingKind, message: str) -> Finding:
+        return Finding(kind=kind, severity="warning", message=message, file=CONFIG_NAME)
+
+    found = [warn("unexpected", note) for note in read_config_notes(config)]
+    if geometry.dtype not in ("bfloat16", "float32"):
+        # A float16 config over bfloat16 weights, as some tunes have: what reads the config would run in it.
+        message = (
+            f"config.json gives dtype {geometry.dtype}; Gemma's activations exceed float16, and only bfloat16 "
+            "and float32 are run. Name one with --dtype, or set bfloat16 in config.json."
+        )
+        found.append(warn("dtype", message))
+    return found
 
 
 def _counts(ledger: Ledger, table: ParameterTable) -> TensorCounts:

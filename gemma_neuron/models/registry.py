@@ -30,14 +30,25 @@ def family_of(config: dict[str, Any]) -> str:
             "config.json has no model_type.",
             "Point at the folder with the model's own config.json.",
         )
-    if model_type in FAMILY_OF_MODEL_TYPE:
-        return FAMILY_OF_MODEL_TYPE[model_type]
+    family = FAMILY_OF_MODEL_TYPE.get(model_type)
+    if family is not None:
+        _require_same_family(model_type, family, config.get("text_config"))
+        return family
     near = difflib.get_close_matches(model_type, FAMILY_OF_MODEL_TYPE, n=1, cutoff=0.0)
     raise UnknownModelError(
         f"config.json says model_type {model_type!r}; this toolkit ports "
         f"{', '.join(sorted(FAMILY_OF_MODEL_TYPE))}.",
         f"The nearest is {near[0]!r}: check that this is the checkpoint you meant.",
     )
+
+
+def _require_same_family(model_type: str, family: str, text: object) -> None:
+    inner = text.get("model_type") if isinstance(text, dict) else None
+    if inner is not None and FAMILY_OF_MODEL_TYPE.get(str(inner)) != family:
+        raise ConfigError(
+            f"config.json is of model_type {model_type!r}, but its text_config of {str(inner)[:60]!r}.",
+            "Fetch the checkpoint's own config.json.",
+        )
 
 
 def read_geometry(config: dict[str, Any]) -> ModelGeometry:
@@ -52,3 +63,10 @@ def read_parameter_table(geometry: ModelGeometry) -> ParameterTable:
     module = importlib.import_module(f"gemma_neuron.models.{geometry.family}.weights")
     table: ParameterTable = module.parameter_table(geometry)
     return table
+
+
+def read_config_notes(config: dict[str, Any]) -> tuple[str, ...]:
+    """What of a config.json that has a geometry is not acted on, as sentences naming the keys."""
+    from gemma_neuron.models.config_notes import config_notes
+
+    return config_notes(config, family_of(config))

@@ -232,6 +232,12 @@ def test_config_names_a_dtype_that_is_not_run(gemma4: Path, dtype: str) -> None:
     assert (found.file, dtype in found.message) == ("config.json", True)
 
 
+def test_a_config_key_that_nobody_acts_on_is_a_warning(gemma4: Path) -> None:
+    edit_json(gemma4, "config.json", lambda c: c["text_config"].update(mtp_layers=2))
+    found = only(inspect(gemma4), "unexpected", "warning")
+    assert (found.file, "mtp_layers" in found.message) == ("config.json", True)
+
+
 def test_structure_of_the_31b_is_checked_in_seconds(tmp_path: Path) -> None:
     """True widths and 60 layers over a sparse file: only headers and buffers may be read."""
     config = gemma4_config(
