@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from gemma_neuron.commands import checkpoint, machine, port, serving
+from gemma_neuron.commands import checkpoint, machine, port, serving, tuning
 from gemma_neuron.errors import (
     Cancelled,
     EnvironmentProblem,
@@ -42,6 +42,7 @@ app.command(name="compile")(port.compile_command)
 app.command()(port.validate)
 app.command(name="serve-local")(serving.serve_local)
 app.command()(serving.chat)
+app.command()(tuning.merge)
 app.command()(machine.demo)
 app.command()(machine.doctor)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gemma_neuron.reports import ValidationReport
     from gemma_neuron.sharding.planner import Planned, StrategyChoice
     from gemma_neuron.sharding.writer import Progress, ShardedCheckpoint
+    from gemma_neuron.tuning.merge import Merged
     from gemma_neuron.validation.export import GoldenReport
     from gemma_neuron.validation.validator import Options
 
@@ -33,6 +34,7 @@ __all__ = [
     "compile_port",
     "examined",
     "golden_file",
+    "merged_checkpoint",
     "open_port",
     "planned",
     "runner_factory",
@@ -175,6 +177,27 @@ def golden_file(
         questions=questions,
         progress=notice,
     )
+
+
+def merged_checkpoint(source_text: str, adapter: Path, out: Path, notice: Notice) -> Merged:
+    """`merge`: an adapter into its base. The result is audited before it is called done."""
+    from gemma_neuron.checkpoint.source import open_source
+    from gemma_neuron.tuning.adapter import read_adapter
+    from gemma_neuron.tuning.merge import merge_adapter
+
+    source = open_source(source_text)
+    audit = examined(source)
+    assert audit.geometry is not None and audit.table is not None
+    merged = merge_adapter(
+        source.folder,
+        audit.tensors(),
+        read_adapter(adapter, audit.table),
+        out,
+        value_is_key=[layer.index for layer in audit.geometry.layers if layer.value_is_key],
+        progress=notice,
+    )
+    examined(open_source(str(out)))
+    return merged
 
 
 def _checkpoint_folder(port: Port, given: str | None) -> Path | None:
