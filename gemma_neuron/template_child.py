@@ -37,6 +37,14 @@ CPU_SECONDS = 2
 """Per request and whole seconds, because that is what RLIMIT_CPU counts; the parent's clock is tighter."""
 
 
+OTHER_FILES = (
+    jinja2.nodes.Include,
+    jinja2.nodes.Import,
+    jinja2.nodes.FromImport,
+    jinja2.nodes.Extends,
+)
+
+
 class RaisedByTemplate(jinja2.exceptions.TemplateError):
     """`raise_exception(text)`: the template refuses the conversation."""
 
@@ -152,6 +160,7 @@ def answer(
     """Do one request; `loaded` holds the template between requests."""
     try:
         if request["op"] == "load":
+            refuse_escapes(env.parse(request["source"]))
             loaded[:] = [env.from_string(request["source"])]
             return {"ok": True}
         return {"text": _render(loaded[0], request["values"])}
@@ -169,6 +178,26 @@ def answer(
         line = getattr(error, "lineno", None)
         place = f" (line {line})" if line else ""
         return {"error": f"{type(error).__name__}: {error}{place}", "kind": "template"}
+
+
+def refuse_escapes(tree: jinja2.nodes.Template) -> None:
+    """Raise SecurityError for what no chat template needs, in any branch: it would fail only when reached."""
+    for node in tree.find_all(
+        (jinja2.nodes.Getattr, jinja2.nodes.Getitem, jinja2.nodes.Filter, *OTHER_FILES)
+    ):
+        if isinstance(node, OTHER_FILES):
+            raise SecurityError(f"line {node.lineno} is unsafe: it loads another template")
+        name: object = None
+        if isinstance(node, jinja2.nodes.Getattr):
+            name = node.attr
+        elif isinstance(node, jinja2.nodes.Getitem) and isinstance(node.arg, jinja2.nodes.Const):
+            name = node.arg.value
+        elif isinstance(node, jinja2.nodes.Filter) and node.name == "attr" and node.args:
+            name = getattr(node.args[0], "value", None)
+        if isinstance(name, str) and name.startswith("__"):
+            raise SecurityError(
+                f"line {node.lineno} is unsafe: {name!r} leads to Python's internals"
+            )
 
 
 def _warm_up(env: ImmutableSandboxedEnvironment) -> None:

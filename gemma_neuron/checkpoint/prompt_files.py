@@ -1,12 +1,13 @@
 """What a model is talked to with: tokenizer, chat template, stop ids, special token ids.
 
-In: a source and its geometry. Out: `PromptFacts` with findings. The files are read as JSON and text only;
-nothing is rendered or tokenised.
+In: a source and its geometry. Out: `PromptFacts` with findings. The files are read as JSON and text only; the
+template is tried on one message, in its sandbox.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from gemma_neuron.chat import FAMILIES, stop_token_ids
@@ -26,12 +27,13 @@ from gemma_neuron.checkpoint.token_ids import (
     contradictions,
     ids_of_pieces,
 )
-from gemma_neuron.errors import GemmaNeuronError
+from gemma_neuron.errors import GemmaNeuronError, TemplateError
 from gemma_neuron.geometry import ModelGeometry
 from gemma_neuron.reports import Finding, FindingKind, Severity
-from gemma_neuron.template import ChatTemplate, load_template
+from gemma_neuron.template import ChatTemplate, Origin, load_template
 
 TEMPLATE_NAME = "chat_template.jinja"
+TRIAL_TEXT = "What is the capital of France?"
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,21 @@ class PromptFacts:
     template: dict[str, Any]
     stop_ids: tuple[int, ...]
     findings: tuple[Finding, ...]
+
+
+@cache
+def _trial(source: str, origin: Origin, specials: tuple[tuple[str, str], ...]) -> str:
+    """Compile and render once, in the sandbox's child, before a port is built on it; what is wrong, or ''."""
+    template = ChatTemplate(source, origin, dict(specials))
+    try:
+        text = template.render([{"role": "user", "content": TRIAL_TEXT}])
+    except TemplateError as error:
+        return error.message
+    finally:
+        template.close()
+    if TRIAL_TEXT not in text:
+        return f"The chat template of {origin} leaves out what the user says."
+    return ""
 
 
 def prompt_facts(
@@ -147,6 +164,9 @@ class _Reader:
         if template is None:
             self._report_no_template()
             return None
+        problem = _trial(template.source, template.origin, tuple(template.specials.items()))
+        if problem:
+            self._add("template-unsafe", "error", problem, template.origin)
         inside = self.files.tokenizer_config.get("chat_template")
         beside = inside if isinstance(inside, str) and template.origin == TEMPLATE_NAME else None
         if beside is not None and beside.strip() != template.source.strip():

@@ -135,8 +135,8 @@ HOSTILE = {
     "globals": ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "unsafe"),
     "mutate": ("{{ messages.append(1) }}", "unsafe"),
     "private-namespace": ("{% set n = namespace() %}{% set n.__class__ = 1 %}", "namespace"),
-    "include": ("{% include '/etc/passwd' %}", "no loader"),
-    "import": ("{% import 'os' as os %}", "no loader"),
+    "include": ("{% include '/etc/passwd' %}", "another template"),
+    "import": ("{% import 'os' as os %}", "another template"),
 }
 
 
@@ -148,6 +148,24 @@ def test_hostile_template_is_an_error_within_seconds(name: str) -> None:
     with pytest.raises(TemplateError, match=words):
         template.render([USER])
     assert time.monotonic() - began < 10
+    template.close()
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        "{{ ''.__class__ }}",
+        "{{ x['__globals__'] }}",
+        "{{ x|attr('__init__') }}",
+        "{% include 'x' %}",
+        "{% from 'os' import path %}",
+        "{% extends 'x' %}",
+    ],
+)
+def test_an_escape_is_found_in_a_branch_that_is_never_reached(inner: str) -> None:
+    template = ChatTemplate("ok{% if false %}" + inner + "{% endif %}", "chat_template.jinja")
+    with pytest.raises(TemplateError, match="line 1 is unsafe"):
+        template.check()
     template.close()
 
 

@@ -58,6 +58,30 @@ def test_template_that_is_not_read(gemma4: Path, content: bytes) -> None:
     assert only(inspect(gemma4), "template-unsafe").file == "chat_template.jinja"
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{{ bos_token }}{% if %}", "line 1"),
+        ("{% for m in messages %}{{ m.content }}", "Unexpected end of template"),
+        ("{{ messages[0].content }}{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages[0].content }}{% if false %}{{ x.__globals__ }}{% endif %}", "unsafe"),
+        ("{{ messages[0].content }}{% include 'secret' %}", "another template"),
+        ("{{ raise_exception('never') }}", "never"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "1 s"),
+        ("{{ messages[0].content }}{% set x = 'a' * 999999999 %}{{ x }}", "memory"),
+        ("{{ bos_token }}{{ messages[0].text }}", "leaves out what the user says"),
+    ],
+)
+def test_a_template_is_tried_before_a_port_is_built_on_it(
+    gemma4: Path, text: str, said: str
+) -> None:
+    (gemma4 / "chat_template.jinja").write_text(text)
+    report = inspect(gemma4)
+    found = only(report, "template-unsafe")
+    assert found.file == "chat_template.jinja"
+    assert said in found.message
+
+
 def test_two_templates_that_differ(gemma4: Path) -> None:
     text = (gemma4 / "chat_template.jinja").read_text()
     edit_json(gemma4, TOKENIZER_CONFIG, lambda c: c.update(chat_template=text))
