@@ -45,13 +45,15 @@ class SourceRecord(BaseModel):
 
 
 class Fingerprints(BaseModel):
-    """Digests that say which port this is. `template` is empty for a model without one."""
+    """Digests that say which port this is. `template` is empty for a model without one; `prompt` covers tokenizer,
+    generation config and template files, so that a verdict counts for the prompts it was given with."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     config: str
     checkpoint: str
     template: str
+    prompt: str
     plan: str
 
 
@@ -238,6 +240,13 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 OWN_PARTS = ("", "source", "weights", "graphs", "golden")
+FINGERPRINT_NAMES = {
+    "checkpoint": "digest of the checkpoint's weights",
+    "config": "digest of config.json",
+    "template": "digest of the chat template",
+    "prompt": "digest of tokenizer and generation config (an edited one gives other prompts or stops)",
+    "plan": "plan",
+}
 FIRST_FILES = (LOCK_NAME, RECORD_NAME + PARTIAL_SUFFIX)
 """What a run that was killed at once may have left before there was a record."""
 
@@ -266,7 +275,7 @@ def check_out_folder(path: Path, fingerprints: Fingerprints) -> None:
         had, now = getattr(found, field), getattr(fingerprints, field)
         if had != now:
             raise PortMismatchError(
-                f"--out {path} holds another port: its {field} is {had[:16] or 'none'}, this "
-                f"source and plan give {now[:16] or 'none'}.",
+                f"--out {path} holds another port: its {FINGERPRINT_NAMES.get(field, field)} is "
+                f"{had[:16] or 'none'}, this source and plan give {now[:16] or 'none'}.",
                 "Name a new folder, or remove that one.",
             )

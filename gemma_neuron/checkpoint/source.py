@@ -42,6 +42,17 @@ SMALL_FILES = (
 )
 """Copied verbatim into a port's `source/`; patterns are matched without regard to case. The chat template
 is a file of its own in Gemma 4: a fetch that left it behind is how the original port lost its prompt."""
+PROMPT_FILES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+)
+"""What decides the ids a model is given and where it stops; sorted."""
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 
@@ -191,3 +202,17 @@ def config_digest(source: Source) -> str:
     from blake3 import blake3
 
     return blake3(read_small(source.files, CONFIG_NAME, CONFIG_LIMIT)).hexdigest()
+
+
+def prompt_digest(source: Source) -> str:
+    """blake3 over names and bytes of all PROMPT_FILES there are: the `prompt` fingerprint of a port."""
+    from blake3 import blake3
+
+    hasher = blake3()
+    there = set(source.files.names())
+    for name in PROMPT_FILES:
+        if name in there:
+            data = read_small(source.files, name, SMALL_FILE_LIMIT)
+            hasher.update(f"{name}\n{len(data)}\n".encode())
+            hasher.update(data)
+    return hasher.hexdigest()

@@ -118,7 +118,7 @@ def _record(
     spec: CompileSpec | None,
     chosen: Backend | None,
 ) -> PortRecord:
-    from gemma_neuron.checkpoint.source import config_digest
+    from gemma_neuron.checkpoint.source import config_digest, prompt_digest
 
     versions = {"gemma-neuron": __version__}
     versions |= {name: importlib.metadata.version(name) for name in ("transformers", "safetensors")}
@@ -130,6 +130,7 @@ def _record(
             config=config_digest(source),
             checkpoint=audit.report.checkpoint_digest,
             template=str(audit.report.chat_template["sha256"] or ""),
+            prompt=prompt_digest(source),
             plan=plan.fingerprint(),
         ),
         versions=versions | ({} if chosen is None else chosen.versions()),

@@ -55,7 +55,9 @@ def write_port(folder: Path, *, verdict: str | None = "works", template: str | N
     port.write_record(
         PortRecord(
             source=SourceRecord(kind="folder", uri="/models/tiny-it"),
-            fingerprints=Fingerprints(config="c", checkpoint="k", template="t", plan="p"),
+            fingerprints=Fingerprints(
+                config="c", checkpoint="k", template="t", prompt="f", plan="p"
+            ),
             versions={},
         )
     )

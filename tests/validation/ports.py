@@ -55,6 +55,7 @@ def make_port(
                 config="c",
                 checkpoint="checkpoint",
                 template=template.sha256 if template else "",
+                prompt="prompt",
                 plan=plan.fingerprint(),
             ),
             versions={},
