@@ -16,6 +16,7 @@ FindingKind = Literal[
     "template-missing", "template-unsafe", "tokenizer-missing", "stop-ids-reduced",
     "token-id-contradiction", "unsafe-name", "unsafe-format", "quantised", "adapter", "bad-header",
 ]  # fmt: skip
+LedgerStatus = Literal["used", "tied", "derived", "skipped", "unexplained"]
 LevelName = Literal[
     "prompt", "weights", "reference", "logits", "position", "generation", "chat", "task"
 ]
@@ -59,6 +60,23 @@ class TensorCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """One tensor's account: what the checkpoint holds and what the model makes of it.
+
+    `tensor` and `file` are empty for derived tensors, `model` (our name) for those that no parameter uses.
+    `rule` names why one is skipped, and what a tied one repeats.
+    """
+
+    status: LedgerStatus
+    tensor: str
+    file: str
+    model: str
+    dtype: str
+    shape: tuple[int, ...]
+    rule: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
     """The checkpoint's ledger. `skipped_by_rule`: rule → number of tensors left out by it."""
 
@@ -69,6 +87,7 @@ class AuditReport:
     chat_template: dict[str, Any]
     stop_token_ids: tuple[int, ...]
     skipped_by_rule: dict[str, int] = field(default_factory=dict)
+    ledger: tuple[LedgerEntry, ...] = ()
     checkpoint_digest: str = ""
     """blake3 over the headers of all weight files, names sorted."""
 

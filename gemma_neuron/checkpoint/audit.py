@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gemma_neuron.checkpoint.formats import format_findings
+from gemma_neuron.checkpoint.formats import format_findings, tensor_findings
 from gemma_neuron.checkpoint.index import CheckpointIndex, TensorEntry
 from gemma_neuron.checkpoint.ledger import Ledger, build_ledger
 from gemma_neuron.checkpoint.prompt_files import prompt_facts
+from gemma_neuron.checkpoint.scan import Progress, scan_values
 from gemma_neuron.checkpoint.source import CONFIG_NAME, Source, read_config
-from gemma_neuron.checkpoint.values import read_buffers, scan_values
-from gemma_neuron.errors import AuditFailed
+from gemma_neuron.checkpoint.values import read_buffers
+from gemma_neuron.errors import AuditFailed, CheckpointError
 from gemma_neuron.geometry import ModelGeometry
 from gemma_neuron.models.registry import (
     read_config_notes,
@@ -48,22 +49,37 @@ class Audit:
 
 
 def audit(
-    source: Source, *, values: bool = False, need_template: bool | None = None
+    source: Source,
+    *,
+    values: bool = False,
+    need_template: bool | None = None,
+    progress: Progress | None = None,
 ) -> AuditReport:
-    """Report on a checkpoint. `values`: stream all bytes too. `need_template`: see `prompt_facts`."""
-    return examine(source, values=values, need_template=need_template).report
+    """Report on a checkpoint.
+
+    `values`: stream all bytes too, telling `progress` (bytes, tensor). `need_template`: see `prompt_facts`.
+    """
+    found = examine(source, values=values, need_template=need_template, progress=progress)
+    return found.report
 
 
-def examine(source: Source, *, values: bool = False, need_template: bool | None = None) -> Audit:
+def examine(
+    source: Source,
+    *,
+    values: bool = False,
+    need_template: bool | None = None,
+    progress: Progress | None = None,
+) -> Audit:
     """As `audit`, with geometry, index and ledger, for the stages that go on from here."""
     # A folder without a config is an adapter or GGUF one; open_source lets no other in.
     config = read_config(source) if CONFIG_NAME in source.files.names() else None
     formats = format_findings(source, config)
     index = CheckpointIndex.open(source)
-    if config is None:
+    geometry = None if config is None else _geometry(config, formats)
+    if config is None or geometry is None:
         return Audit(_report(index, [*formats, *index.findings]), None, None, index, None)
-    geometry = read_geometry(config)
     table = read_parameter_table(geometry)
+    formats += tensor_findings(e for n, e in index.tensors.items() if table.skip_rule(n) is None)
     findings = [*formats, *index.findings, *_about_config(config, geometry)]
     prompt = prompt_facts(source, config, geometry, need_template)
     facts: dict[str, Any] = {
@@ -74,22 +90,46 @@ def examine(source: Source, *, values: bool = False, need_template: bool | None 
     ledger = None
     if not any(finding.kind in OTHER_FORMATS for finding in formats):
         ledger = build_ledger(index, table, whole_copies=values)
-        buffers, about_buffers = read_buffers(
-            index,
-            [(s.name, ledger.used[s.name]) for s in table if s.name in ledger.used and s.buffer],
-        )
-        findings += [*ledger.findings, *about_buffers]
-        facts |= {
-            "buffers": tuple(buffers),
-            "tensors": _counts(ledger, table),
-            "skipped_by_rule": ledger.skipped_by_rule,
-        }
-        if values:
-            seen = {(finding.kind, finding.tensor) for finding in about_buffers}
-            scanned = scan_values(index, [*ledger.used.values(), *ledger.tied.values()])
-            findings += [found for found in scanned if (found.kind, found.tensor) not in seen]
+        found, about = _tensor_facts(index, table, ledger, values, progress)
+        facts |= about
+        findings += found
     report = _report(index, [*findings, *prompt.findings], **facts)
     return Audit(report, geometry, table, index, ledger)
+
+
+def _geometry(config: dict[str, Any], formats: list[Finding]) -> ModelGeometry | None:
+    """The model's geometry; None where the folder is something else anyway and its config says nothing."""
+    try:
+        return read_geometry(config)
+    except CheckpointError:
+        if any(finding.kind in OTHER_FORMATS for finding in formats):
+            return None
+        raise
+
+
+def _tensor_facts(
+    index: CheckpointIndex,
+    table: ParameterTable,
+    ledger: Ledger,
+    values: bool,
+    progress: Progress | None,
+) -> tuple[list[Finding], dict[str, Any]]:
+    """What ledger, buffers and (with `values`) all bytes say."""
+    buffers, about_buffers = read_buffers(
+        index, [(s.name, ledger.used[s.name]) for s in table if s.buffer and s.name in ledger.used]
+    )
+    findings = [*ledger.findings, *about_buffers]
+    if values:
+        told = {(finding.kind, finding.tensor) for finding in about_buffers}
+        scanned = scan_values(index, [*ledger.used.values(), *ledger.tied.values()], progress)
+        findings += [found for found in scanned if (found.kind, found.tensor) not in told]
+    facts = {
+        "buffers": tuple(buffers),
+        "tensors": _counts(ledger, table),
+        "skipped_by_rule": ledger.skipped_by_rule,
+        "ledger": ledger.entries(table),
+    }
+    return findings, facts
 
 
 def require_ok(report: AuditReport) -> None:

@@ -26,6 +26,9 @@ ITEM_BITS = {
 }  # fmt: skip
 MOST_FINDINGS = 100
 """Per file: a hostile header must not turn into a report of a million lines."""
+MOST_VALUES = 1_000_000
+"""Room for 100,000 tensors, ten times what the largest checkpoints have. JSON takes 3 bytes for a value that
+Python keeps in 64: without a bound a header of 100 MB would become gigabytes."""
 MOST_AXES = 16
 LARGEST_NUMBER = 2**63 - 1
 LONGEST_NAME = 512
@@ -121,15 +124,14 @@ class _Parser:
 
     def parse(self, raw: bytes) -> tuple[tuple[TensorEntry, ...], tuple[Finding, ...]]:
         try:
-            header = parse_json(raw)
+            header = parse_json(raw, MOST_VALUES)
         except BadJsonError as error:
             self._add("bad-header", f"has a header that is no sound JSON: {error}")
             return (), tuple(self.findings)
         self._check_metadata(header.pop("__metadata__", {}))
         entries = []
         for name, item in header.items():
-            if len(self.findings) >= MOST_FINDINGS:
-                self._add("bad-header", "has more faults than are listed")
+            if len(self.findings) > MOST_FINDINGS:
                 break
             entry = self._entry(name, item)
             if entry is not None:
@@ -138,7 +140,11 @@ class _Parser:
         return tuple(sound), tuple(self.findings)
 
     def _add(self, kind: FindingKind, what: str, tensor: str = "") -> None:
-        self.findings.append(_finding(kind, what, self.file.name, tensor))
+        if len(self.findings) < MOST_FINDINGS:
+            self.findings.append(_finding(kind, what, self.file.name, tensor))
+        elif len(self.findings) == MOST_FINDINGS:
+            more = "has more faults than are listed"
+            self.findings.append(_finding("bad-header", more, self.file.name))
 
     def _check_metadata(self, found: object) -> None:
         if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):

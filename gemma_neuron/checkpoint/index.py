@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gemma_neuron.checkpoint.findings import FindingList
 from gemma_neuron.checkpoint.header import FileHeader, TensorEntry, is_plain_name, read_header
 from gemma_neuron.checkpoint.reading import BadJsonError, RefusedFileError
 from gemma_neuron.checkpoint.source import Source
@@ -108,7 +109,7 @@ class _Builder:
     """Gathers files, then headers, then compares both with the index."""
 
     source: Source
-    findings: list[Finding] = field(default_factory=list)
+    findings: FindingList = field(default_factory=FindingList)
 
     def build(self) -> CheckpointIndex:
         present = [
@@ -121,7 +122,7 @@ class _Builder:
         headers = [header for name in names if (header := self._header(name, weight_map))]
         tensors: dict[str, TensorEntry] = {}
         for header in headers:
-            self.findings += header.findings
+            self.findings.extend(header.findings)
             for entry in header.tensors:
                 if entry.name in tensors:
                     self._add(
@@ -135,12 +136,10 @@ class _Builder:
                     tensors[entry.name] = entry
         if weight_map is not None:
             self._compare(weight_map, headers)
-        return CheckpointIndex(self.source, tuple(headers), tensors, tuple(self.findings))
+        return CheckpointIndex(self.source, tuple(headers), tensors, self.findings.done())
 
     def _add(self, kind: FindingKind, message: str, *, tensor: str = "", file: str = "") -> None:
-        self.findings.append(
-            Finding(kind=kind, severity="error", message=message, tensor=tensor, file=file)
-        )
+        self.findings.add(kind, message, tensor=tensor, file=file)
 
     def _weight_map(self) -> dict[str, str] | None:
         """tensor → file of a sound index; None without an index."""

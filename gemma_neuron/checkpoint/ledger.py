@@ -10,11 +10,12 @@ import difflib
 from collections import Counter
 from dataclasses import dataclass, field
 
+from gemma_neuron.checkpoint.findings import FindingList
 from gemma_neuron.checkpoint.index import CheckpointIndex, TensorEntry
 from gemma_neuron.checkpoint.values import pieces, spots
 from gemma_neuron.models.weights import HEAD, HEAD_NAMES
 from gemma_neuron.parameters import ParameterSpec, ParameterTable
-from gemma_neuron.reports import Finding, FindingKind, Severity
+from gemma_neuron.reports import Finding, FindingKind, LedgerEntry, LedgerStatus, Severity
 
 ALLOWED_DTYPES = ("BF16", "F32")
 BORROWED_RULE = "borrowed-kv"
@@ -28,17 +29,53 @@ SAMPLED_PIECE = 16
 
 @dataclass(frozen=True)
 class Ledger:
-    """`used`: our name → entry. `tied`: checkpoint name → entry. `skipped`: checkpoint name → rule."""
+    """`used`: our name → entry. `tied`: checkpoint name → entry. `skipped`: checkpoint name → rule;
+    `left_out` are the same tensors' entries."""
 
     used: dict[str, TensorEntry]
     tied: dict[str, TensorEntry]
     skipped: dict[str, str]
-    unexplained: tuple[str, ...]
+    left_out: tuple[TensorEntry, ...]
+    unexplained: tuple[TensorEntry, ...]
     findings: tuple[Finding, ...]
+
+    def entries(self, table: ParameterTable) -> tuple[LedgerEntry, ...]:
+        """Every tensor of the checkpoint and every parameter of the model, each once."""
+        rows = [_row("used", entry, model=name) for name, entry in self.used.items()]
+        rows += [_row("tied", e, rule=f"repeats {table.tied[e.name]}") for e in self.tied.values()]
+        rows += [_row("skipped", e, rule=self.skipped[e.name]) for e in self.left_out]
+        rows += [_row("unexplained", entry) for entry in self.unexplained]
+        rows += [
+            LedgerEntry(
+                status="derived",
+                tensor="",
+                file="",
+                model=spec.name,
+                dtype=str(spec.dtype),
+                shape=spec.shape,
+            )
+            for spec in table
+            if spec.origin == "derived"
+        ]
+        return tuple(rows)
 
     @property
     def skipped_by_rule(self) -> dict[str, int]:
         return dict(sorted(Counter(self.skipped.values()).items()))
+
+
+def _row(
+    status: LedgerStatus, entry: TensorEntry, *, model: str = "", rule: str = ""
+) -> LedgerEntry:
+    return LedgerEntry(
+        status=status,
+        tensor=entry.name,
+        file=entry.file.name,
+        model=model,
+        dtype=entry.dtype,
+        shape=entry.shape,
+        rule=rule,
+    )
 
 
 def build_ledger(
@@ -56,8 +93,8 @@ class _Builder:
     used: dict[str, TensorEntry] = field(default_factory=dict)
     tied: dict[str, TensorEntry] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
-    unexplained: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    unexplained: list[TensorEntry] = field(default_factory=list)
+    findings: FindingList = field(default_factory=FindingList)
 
     def build(self) -> Ledger:
         self.specs = {s.name: s for s in self.table if s.origin == "checkpoint"}
@@ -72,7 +109,12 @@ class _Builder:
         for entry in self.tied.values():
             self._check_copy(entry)
         return Ledger(
-            self.used, self.tied, self.skipped, tuple(self.unexplained), tuple(self.findings)
+            self.used,
+            self.tied,
+            self.skipped,
+            tuple(self.index.tensors[name] for name in self.skipped),
+            tuple(self.unexplained),
+            self.findings.done(),
         )
 
     def _add(
@@ -84,14 +126,12 @@ class _Builder:
         tensor: str = "",
         severity: Severity = "error",
     ) -> None:
-        self.findings.append(
-            Finding(
-                kind=kind,
-                severity=severity,
-                message=message,
-                tensor=entry.name if entry else tensor,
-                file=entry.file.name if entry else "",
-            )
+        self.findings.add(
+            kind,
+            message,
+            severity=severity,
+            tensor=entry.name if entry else tensor,
+            file=entry.file.name if entry else "",
         )
 
     def _place(self, name: str, entry: TensorEntry) -> None:
@@ -115,7 +155,7 @@ class _Builder:
         elif local in self.table.optional:
             self.skipped[name] = BORROWED_RULE
         else:
-            self.unexplained.append(name)
+            self.unexplained.append(entry)
 
     def _prefix(self) -> str:
         """What stands before this checkpoint's text tensors, to name missing ones in its own way."""
@@ -144,12 +184,12 @@ class _Builder:
             )
 
     def _report_unexpected(self, missing: list[str]) -> None:
-        for number, name in enumerate(self.unexplained):
+        for number, entry in enumerate(self.unexplained):
             self._add(
                 "unexpected",
-                f"{name} {list(self.index.tensors[name].shape)} is no tensor of the model of config.json"
-                f"{self._guess(name, missing) if number < MOST_GUESSES else ''}.",
-                self.index.tensors[name],
+                f"{entry.name} {list(entry.shape)} is no tensor of the model of config.json"
+                f"{self._guess(entry.name, missing) if number < MOST_GUESSES else ''}.",
+                entry,
             )
 
     def _guess(self, name: str, missing: list[str]) -> str:
@@ -173,17 +213,18 @@ class _Builder:
             )
 
     def _check_dtypes(self) -> None:
-        for entry in self.used.values():
-            if entry.dtype == "F16":
-                self._add(
-                    "dtype",
-                    f"{entry.name} is float16: Gemma's activations exceed its range and give NaN or empty "
-                    "answers. Use the bfloat16 release.",
-                    entry,
-                )
-            elif entry.dtype not in ALLOWED_DTYPES:
-                self._add("dtype", f"{entry.name} is {entry.dtype}; BF16 or F32 is needed.", entry)
         counts = Counter(entry.dtype for entry in self.used.values())
+        for dtype, count in counts.items():
+            if dtype not in ALLOWED_DTYPES:
+                first = next(entry for entry in self.used.values() if entry.dtype == dtype)
+                why = "BF16 or F32 is needed."
+                if dtype == "F16":
+                    why = (
+                        "Gemma's activations exceed float16's range and give NaN or empty answers. Use the "
+                        "bfloat16 release."
+                    )
+                more = f" (and {count - 1} more tensors)" if count > 1 else ""
+                self._add("dtype", f"{first.name}{more} is {dtype}. {why}", first)
         if counts["BF16"] and counts["F32"]:
             rare = "F32" if counts["F32"] <= counts["BF16"] else "BF16"
             first = next(entry for entry in self.used.values() if entry.dtype == rare)

@@ -16,6 +16,9 @@ from typing import Any
 
 from gemma_neuron.errors import CheckpointError
 
+MOST_JSON_VALUES = 8_000_000
+"""Gemma's tokenizer.json, the largest file read so, has about two million."""
+
 
 class RefusedFileError(CheckpointError):
     """The file is there but is not one this toolkit opens."""
@@ -92,8 +95,12 @@ def pread_exactly(handle: int, count: int, offset: int) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def parse_json(data: bytes) -> Any:
-    """Strict JSON: UTF-8, no doubled keys, no NaN. Raises BadJsonError and nothing else."""
+def parse_json(data: bytes, most_values: int = MOST_JSON_VALUES) -> Any:
+    """Strict JSON: UTF-8, no doubled keys, no NaN, bounded values. Raises BadJsonError and nothing else."""
+    # Each value but the first follows one of these; texts that hold them make the bound stricter, not laxer.
+    values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
+    if values > most_values:
+        raise BadJsonError(f"holds about {values:,} values; at most {most_values:,} are read")
     try:
         return json.loads(
             data.decode("utf-8"), object_pairs_hook=_without_doubles, parse_constant=_no_constant

@@ -1,4 +1,4 @@
-"""Reading numbers out of tensors in bounded pieces: buffers always, everything with `--values`.
+"""Reading numbers out of tensors in bounded pieces, and what the values of persistent buffers say.
 
 In: entries of an index. Out: value ranges and findings (`non-finite`, `all-zero`, `all-one`).
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gemma_neuron.checkpoint.index import CheckpointIndex, TensorEntry, exactly
 from gemma_neuron.errors import CheckpointError
-from gemma_neuron.reports import BufferValues, Finding
+from gemma_neuron.reports import BufferValues, Finding, FindingKind, Severity
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,9 +78,7 @@ def read_buffers(
     for (name, entry), values in zip(readable, all_values, strict=True):
         if not bool(np.isfinite(values).all()):
             findings.append(
-                _about(
-                    entry, "non-finite", f"Buffer {entry.name} holds values that are not finite."
-                )
+                about(entry, "non-finite", f"Buffer {entry.name} holds values that are not finite.")
             )
             continue
         low, high = float(values.min()), float(values.max())
@@ -90,7 +88,7 @@ def read_buffers(
         groups[name.rpartition(".")[2]].append((name, entry, low, high))
         if low == high == 0.0:
             message = f"Buffer {entry.name} is zero: its layer's output would be too."
-            findings.append(_about(entry, "all-zero", message))
+            findings.append(about(entry, "all-zero", message))
     findings += [found for group in groups.values() for found in _all_one(group)]
     return ranges, findings
 
@@ -111,55 +109,10 @@ def _all_one(group: list[tuple[str, TensorEntry, float, float]]) -> Iterator[Fin
     )
 
 
-def scan_values(index: CheckpointIndex, entries: Iterable[TensorEntry]) -> Iterator[Finding]:
-    """Stream tensors; `non-finite` errors and `all-zero` warnings."""
-    for entry in entries:
-        yield from _scan(index, entry)
-
-
-def _scan(index: CheckpointIndex, entry: TensorEntry) -> Iterator[Finding]:
-    import numpy as np
-
-    if entry.dtype not in ("BF16", "F16", "F32", "F64") or entry.bytes == 0:
-        return
-    width, mask = {
-        "BF16": ("<u2", 0x7F80),
-        "F16": ("<u2", 0x7C00),
-        "F32": ("<u4", 0x7F800000),
-        "F64": ("<u8", 0x7FF0000000000000),
-    }[entry.dtype]
-    bad, zero_pieces, count = 0, [], 0
-    for number, piece in enumerate(pieces(index, entry)):
-        bits: NDArray[Any] = np.frombuffer(piece, width)
-        exponent = bits.dtype.type(mask)
-        bad += int(np.count_nonzero((bits & exponent) == exponent))
-        count += 1
-        if not bits.any():
-            zero_pieces.append(number)
-    if bad:
-        message = f"{entry.name} holds {bad:,} values that are not finite."
-        yield _about(entry, "non-finite", message)
-    if len(zero_pieces) == count:
-        yield Finding(
-            kind="all-zero",
-            severity="warning",
-            message=f"{entry.name} is zero throughout; a file read past its end looks like that.",
-            tensor=entry.name,
-            file=entry.file.name,
-        )
-    elif zero_pieces:
-        first = zero_pieces[0] * PIECE_BYTES
-        yield Finding(
-            kind="all-zero",
-            severity="warning",
-            message=f"{entry.name} has {len(zero_pieces)} stretches of {PIECE_BYTES:,} zero bytes, the "
-            f"first at its byte {first:,}: an unfinished download looks like that.",
-            tensor=entry.name,
-            file=entry.file.name,
-        )
-
-
-def _about(entry: TensorEntry, kind: Any, message: str) -> Finding:
+def about(
+    entry: TensorEntry, kind: FindingKind, message: str, severity: Severity = "error"
+) -> Finding:
+    """A finding about one tensor."""
     return Finding(
-        kind=kind, severity="error", message=message, tensor=entry.name, file=entry.file.name
+        kind=kind, severity=severity, message=message, tensor=entry.name, file=entry.file.name
     )

@@ -24,7 +24,9 @@ GENERIC = frozenset(
     "tie_word_embeddings tokenizer_class top_k top_p torch_dtype torchscript transformers_version "
     "typical_p use_bfloat16 use_cache unsloth_fixed unsloth_version".split()
 )
-REFUSED_ELSEWHERE = frozenset({"auto_map", "quantization", "quantization_config"})
+REFUSED_ELSEWHERE = frozenset(
+    {"auto_map", "compression_config", "quantization", "quantization_config"}
+)
 SHARED = frozenset(
     "attention_bias final_logit_softcapping head_dim hidden_activation hidden_size intermediate_size "
     "layer_types max_position_embeddings num_attention_heads num_hidden_layers num_key_value_heads "

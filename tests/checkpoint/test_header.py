@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,29 @@ def test_faults_of_several_tensors_are_all_named(tmp_path: Path) -> None:
 def test_a_million_faults_are_not_a_million_findings(tmp_path: Path) -> None:
     header = header_of(tmp_path / "x.safetensors", file_of({f"t{i}": 1 for i in range(5000)}, 0))
     assert len(header.findings) == 101
+
+
+def test_a_million_overlaps_are_not_a_million_findings(tmp_path: Path) -> None:
+    header = {f"t{i}": tensor(0, 4) for i in range(5000)}
+    found = header_of(tmp_path / "x.safetensors", file_of(header, 4)).findings
+    assert len(found) == 101
+    assert found[0].kind == "offset-overlap"
+
+
+@pytest.mark.parametrize("text", [b"{}", b"[]", b"0"])
+def test_a_header_of_millions_of_values_is_refused_before_it_is_parsed(
+    tmp_path: Path, text: bytes
+) -> None:
+    """3 bytes of JSON become 64 of Python: a header within the limit could ask for gigabytes."""
+    data = file_of(b'{"a":[' + b",".join([text] * 3_000_000) + b"]}", 0)
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(data)
+    tracemalloc.start()
+    found = header_of(path, data).findings
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "values; at most 1,000,000" in found[0].message
+    assert peak < 2 * len(data)
 
 
 def test_sound_header_with_padding_and_empty_tensors(tmp_path: Path) -> None:

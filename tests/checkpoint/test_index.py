@@ -19,7 +19,7 @@ from tests.checkpoint.helpers import (
     of_kind,
     only,
 )
-from tests.tiny import decode, encode, read_safetensors, write_json, write_sharded
+from tests.tiny import decode, encode, read_safetensors, write_sharded
 
 SCALAR = TEXT4 + "layers.5.layer_scalar"
 
@@ -182,45 +182,3 @@ def test_digest_tells_checkpoints_of_one_geometry_apart(gemma4: Path, tmp_path: 
     assert opened_index(copy).digest == opened_index(gemma4).digest
     edit_tensors(copy, lambda t: t.update({SCALAR: encode(np.array([0.5], np.float32))}))
     assert opened_index(copy).digest != opened_index(gemma4).digest
-
-
-def test_pickled_gguf_adapter_quantised_and_remote_code(gemma4: Path, tmp_path: Path) -> None:
-    (gemma4 / "training_args.bin").write_text("harmless beside safetensors")
-    clean(inspect(gemma4))
-    (gemma4 / SINGLE_NAME).rename(gemma4 / "pytorch_model.bin")
-    assert "save_pretrained" in only(inspect(gemma4), "unsafe-format").message
-    (gemma4 / "pytorch_model.bin").rename(gemma4 / "model-Q4.gguf")
-    assert only(inspect(gemma4), "unsafe-format").file == "model-Q4.gguf"
-    only_gguf = tmp_path / "gguf"
-    only_gguf.mkdir()
-    (only_gguf / "model.gguf").write_text("GGUF")
-    assert only(inspect(only_gguf), "unsafe-format").file == "model.gguf"
-
-
-def test_adapter_folder_without_a_config(tmp_path: Path) -> None:
-    write_json(tmp_path / "adapter_config.json", {"peft_type": "LORA"})
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
-    found = only(inspect(tmp_path), "adapter")
-    assert "merge" in found.message
-
-
-def test_adapter_left_in_a_model_folder(gemma4: Path) -> None:
-    # transformers would apply it on top of the model without a word
-    write_json(gemma4 / "adapter_config.json", {"peft_type": "LORA"})
-    assert only(inspect(gemma4), "adapter").file == "adapter_config.json"
-
-
-@pytest.mark.parametrize("part", ["whole", "text_config"])
-def test_quantised_and_auto_map(gemma4: Path, part: str) -> None:
-    def change(config: dict[str, object], key: str, value: object) -> None:
-        holder = config if part == "whole" else config["text_config"]
-        assert isinstance(holder, dict)
-        holder.update({key: value})
-
-    edit_json(
-        gemma4, "config.json", lambda c: change(c, "quantization_config", {"quant_method": "awq"})
-    )
-    assert "awq" in only(inspect(gemma4), "quantised").message
-    edit_json(gemma4, "config.json", lambda c: change(c, "quantization_config", None))
-    edit_json(gemma4, "config.json", lambda c: change(c, "auto_map", {"AutoModel": "x.Y"}))
-    assert "trust_remote_code" in only(inspect(gemma4), "unsafe-format").message

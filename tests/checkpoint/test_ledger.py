@@ -43,6 +43,42 @@ def test_every_tensor_is_used_once(gemma4: Path) -> None:
     assert len({entry.start for entry in entries.values()}) == len(entries)
 
 
+def test_the_ledger_names_every_tensor_and_every_parameter_once(e2b: Path) -> None:
+    own = TEXT4 + "layers.0.self_attn.k_proj.weight"
+    extra = {
+        "lm_head.weight": TABLE4,
+        TEXT4 + "layers.7.self_attn.k_proj.weight": own,
+        "model.vision_tower.encoder.layers.0.norm.weight": own,
+        TEXT4 + "layers.0.surplus": own,
+    }
+    edit_tensors(e2b, lambda t: t.update({name: t[like] for name, like in extra.items()}))
+    found = examine(open_source(str(e2b)))
+    rows = found.report.ledger
+    assert sorted(row.tensor for row in rows if row.tensor) == sorted(found.index.tensors)
+    assert found.table is not None
+    assert sorted(row.model for row in rows if row.model) == sorted(found.table.by_name())
+    by_name = {row.tensor: (row.status, row.model, row.rule) for row in rows}
+    assert [by_name[name] for name in extra] == [
+        ("tied", "", "repeats embed_tokens.weight"),
+        ("skipped", "", "borrowed-kv"),
+        ("skipped", "", "vision"),
+        ("unexplained", "", ""),
+    ]
+    assert {row.model for row in rows if row.status == "derived"} == {
+        "rank", "rope.sliding.inv_freq", "rope.global.inv_freq"
+    }  # fmt: skip
+
+
+def test_thousands_of_surplus_tensors_are_not_as_many_lines(gemma4: Path) -> None:
+    some = encode(np.ones((1,), np.float32))
+    edit_tensors(gemma4, lambda t: t.update({f"surplus.{i}": some for i in range(2500)}))
+    report = inspect(gemma4)
+    found = of_kind(report, "unexpected")
+    assert len(found) == 1001
+    assert "1,500 more" in found[-1].message
+    assert report.tensors.unexplained == 2500
+
+
 def test_a_broken_report_gives_no_tensors(gemma4: Path) -> None:
     edit_tensors(gemma4, lambda t: t.pop(SCALAR))
     with pytest.raises(AuditFailed, match=r"layers\.3\.layer_scalar") as caught:
@@ -101,6 +137,7 @@ def test_dtypes_that_do_not_work(gemma4: Path, dtype: str) -> None:
     edit_tensors(gemma4, lambda t: t.update({name: (dtype, (64,), b"\1" * 64 * width)}))
     found = only(inspect(gemma4), "dtype")
     assert found.tensor == name
+    assert found.message.startswith(name)
     assert "bfloat16" in found.message or "BF16" in found.message
 
 

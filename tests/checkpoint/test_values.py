@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoint.helpers import TEXT4, Tensors, clean, edit_tensors, inspect, of_kind, only
-from tests.tiny import decode, encode
+from tests.tiny import decode, encode, read_safetensors
 
 SCALAR = TEXT4 + "layers.3.layer_scalar"
 WEIGHT = TEXT4 + "layers.3.mlp.up_proj.weight"
@@ -95,3 +95,25 @@ def test_values_finds_a_long_stretch_of_zeros(
 def test_values_of_a_sound_checkpoint(gemma4: Path, gemma3: Path, e2b: Path) -> None:
     for folder in (gemma4, gemma3, e2b):
         clean(inspect(folder, values=True))
+
+
+NORM = TEXT4 + "layers.{}.input_layernorm.weight"
+
+
+def test_values_finds_norms_that_were_never_trained(gemma4: Path) -> None:
+    ones = encode(np.ones((64,), np.float32))
+    edit_tensors(gemma4, lambda t: t.update({NORM.format(i): ones for i in range(4)}))
+    clean(inspect(gemma4))
+    found = only(inspect(gemma4, values=True), "all-one", "warning")
+    assert found.tensor == NORM.format(0)
+    assert "4 " + NORM.format("*") in found.message
+    edit_tensors(gemma4, lambda t: t.update({NORM.format(i): t[NORM.format(5)] for i in range(3)}))
+    assert NORM.format(3) in only(inspect(gemma4, values=True), "all-one", "warning").message
+
+
+def test_values_tells_how_far_it_is(gemma4: Path) -> None:
+    told: list[tuple[int, str]] = []
+    inspect(gemma4, values=True, progress=lambda count, name: told.append((count, name)))
+    tensors = read_safetensors(gemma4 / "model.safetensors")
+    assert sorted(name for _, name in told) == sorted(tensors)
+    assert sum(count for count, _ in told) == sum(len(data) for _, _, data in tensors.values())
