@@ -12,6 +12,8 @@ from gemma_neuron.errors import SettingsError
 
 COUNT = re.compile(r"(\d{1,15})\s*([kK]?)")
 K = 1024
+SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+SIZE_UNITS = "kmgt"
 
 
 def count(text: str | None, flag: str) -> int | None:
@@ -24,6 +26,20 @@ def count(text: str | None, flag: str) -> int | None:
             f"{flag} {text!r} is no count.", f"Write a whole number or thousands: {flag} 32k."
         )
     return int(found[1]) * (K if found[2] else 1)
+
+
+def size(text: str | None, flag: str) -> int | None:
+    """`384GB` (decimal), `512MiB` (binary) or plain bytes → bytes; None stays None. Raises SettingsError."""
+    if text is None:
+        return None
+    found = SIZE.fullmatch(text.strip())
+    if found is None or float(found[1]) <= 0 or (found[3] and not found[2]):
+        raise SettingsError(
+            f"{flag} {text!r} is no size.",
+            f"Write a number and a unit: {flag} 384GB, {flag} 64GiB.",
+        )
+    power = SIZE_UNITS.index(found[2].lower()) + 1 if found[2] else 0
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
 
 
 def counts(text: str | None, flag: str) -> tuple[int, ...] | None:

@@ -61,8 +61,9 @@ def bundled(folder: Path) -> int:
         runner_factory,
     )
     from tests.bundled.test_equality import BUCKETS, PROMPTS, TEXTS
-    from tests.equality.compare import BAR, stock_logits, worst
+    from tests.equality.compare import BAR, worst
     from tests.equality.test_ranks import texts_of
+    from tests.stock import stock_logits
 
     failed, ports = 0, {}
     texts = texts_of(2048, TEXTS)

@@ -75,6 +75,9 @@ def golden(
     out: Annotated[Path, typer.Option("--out", help="The golden: a .safetensors file.")],
     prompts: Annotated[Path | None, typer.Option(help="A question file (TOML).")] = None,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    host_memory: Annotated[
+        str | None, typer.Option(help="What it may use, e.g. 16GB; default: what is free.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a reference by stock transformers, for `validate --golden` on any machine."""
@@ -82,7 +85,14 @@ def golden(
     from gemma_neuron.render import Ticker
 
     ticker = Ticker()
-    made = golden_file(source, out=out, dtype=dtype, questions=prompts, notice=ticker)
+    made = golden_file(
+        source,
+        out=out,
+        dtype=dtype,
+        questions=prompts,
+        host_memory=settings.size(host_memory, "--host-memory"),
+        notice=ticker,
+    )
     ticker.close()
     if as_json:
         emit_json(made.to_json())

@@ -161,9 +161,15 @@ def validate_port(
 
 
 def golden_file(
-    source_text: str, *, out: Path, dtype: str, questions: Path | None, notice: Notice
+    source_text: str,
+    *,
+    out: Path,
+    dtype: str,
+    questions: Path | None,
+    host_memory: int | None,
+    notice: Notice,
 ) -> GoldenReport:
-    """`golden`: a reference from the checkpoint alone."""
+    """`golden`: a reference from the checkpoint alone, within `host_memory` bytes (None: what is free)."""
     from gemma_neuron.checkpoint.source import open_source
     from gemma_neuron.validation.export import export_golden
 
@@ -175,6 +181,7 @@ def golden_file(
         checkpoint_digest=audit.report.checkpoint_digest,
         dtype=run_dtype(dtype, dtype),
         questions=questions,
+        memory=host_memory,
         progress=notice,
     )
 

@@ -19,6 +19,7 @@ from gemma_neuron.models.registry import read_geometry
 from gemma_neuron.validation.context import follow_up
 from gemma_neuron.validation.golden import GoldenIdentity, weight_digests
 from gemma_neuron.validation.make import make_golden
+from gemma_neuron.validation.peak import AnonymousPeak
 from gemma_neuron.validation.prompts import LEAST_LONG, Conversation, Reach, choose_prompts
 from gemma_neuron.validation.questions import find_questions
 from gemma_neuron.validation.verdict import scope
@@ -33,6 +34,9 @@ class GoldenReport:
     prompts: int
     dtype: str
     peak_bytes: int
+    """Resident, with the pages of mapped weight files that are in memory."""
+    peak_anonymous_bytes: int
+    """Of which not backed by a file: what has to fit."""
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
@@ -47,10 +51,11 @@ def export_golden(
     dtype: str = "float32",
     questions: Path | None = None,
     base: bool = False,
+    memory: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> GoldenReport:
     """Make a golden at `out` (`.safetensors` is added). `checkpoint_digest` is the audit's: a port carries it
-    as `fingerprints.checkpoint`."""
+    as `fingerprints.checkpoint`. `memory`: bytes the reference may use; None: what is free."""
     started = time.monotonic()
     assets = load_chat_assets(source)
     geometry = read_geometry(json.loads((source / "config.json").read_text(encoding="utf-8")))
@@ -75,19 +80,22 @@ def export_golden(
     )
     by_name = dict(chosen.for_scope(talk.scope))
     out = out if out.suffix == ".safetensors" else out.with_name(out.name + ".safetensors")
-    made = make_golden(
-        source,
-        prompts,
-        identity,
-        out,
-        follow_up=lambda asked, ids: follow_up(talk, by_name, asked, ids),
-        progress=progress,
-    )
+    with AnonymousPeak() as peak:
+        made = make_golden(
+            source,
+            prompts,
+            identity,
+            out,
+            follow_up=lambda asked, ids: follow_up(talk, by_name, asked, ids),
+            memory=memory,
+            progress=progress,
+        )
     return GoldenReport(
         file=str(made.path),
         digest=made.provenance.key,
         prompts=len(made.greedy) + len(made.texts),
         dtype=dtype,
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_anonymous_bytes=peak.bytes,
         seconds=round(time.monotonic() - started, 3),
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PRODUCER = "transformers "
 
 
@@ -46,6 +46,18 @@ class Noise(BaseModel):
     gap: float
 
 
+class PromptRecord(BaseModel):
+    """What was asked, for a reader; the ids are in the tensors. `text`: as rendered, "" for a plain text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    kind: Literal["text", "greedy"]
+    tokens: int
+    limit: int = 0
+    text: str = ""
+
+
 class Provenance(BaseModel):
     """What a golden was made from and by; the JSON beside the tensors."""
 
@@ -54,12 +66,14 @@ class Provenance(BaseModel):
     format: int = FORMAT_VERSION
     key: str
     producer: dict[str, str]
-    """`producer` ("transformers <version>"), torch, class, attention, dtype, device."""
+    """`producer` ("transformers <version>"), torch, class, attention, experts, dtype, device,
+    layers_in_memory."""
     checkpoint_digest: str
     template_sha256: str
     files: dict[str, str]
     """Weight file → blake3 of the checkpoint it was made from."""
     prompts_digest: str
+    prompts: tuple[PromptRecord, ...]
     seed: int
     sanity_loss: float
     shuffled_loss: float

@@ -1,7 +1,7 @@
 """Making a golden: run the reference over the prompts, record what `golden.py` describes.
 
-In: a checkpoint folder, GoldenPrompts, the identity it must have. Out: the committed Golden. One model is in
-memory at a time.
+In: a checkpoint folder, GoldenPrompts, the identity it must have. Out: the committed Golden. All texts go through the
+layers together, and so do all prompts: a checkpoint larger than the memory is read once per pass, not once per prompt.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from gemma_neuron.validation.golden import (
     GoldenIdentity,
     GoldenText,
     Noise,
+    PromptRecord,
     Provenance,
     load_golden,
     save_golden,
     weight_digests,
 )
 from gemma_neuron.validation.prompts import FULL_LENGTH, GoldenPrompts, GreedyPrompt, TeacherText
-from gemma_neuron.validation.reference import Reference, Step, open_reference
+from gemma_neuron.validation.reference import Reference, Slices, Step, open_reference
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,6 +37,7 @@ NOISE_POSITIONS = 512
 """Of each text: what the second pass costs, against where its largest noise lies."""
 FollowUp = Callable[[GreedyPrompt, list[int]], GreedyPrompt | None]
 """The prompt after an answer (a tool's result given back), or None."""
+Progress = Callable[[str], None]
 
 
 def make_golden(
@@ -45,53 +47,91 @@ def make_golden(
     out: Path,
     *,
     follow_up: FollowUp | None = None,
-    progress: Callable[[str], None] = lambda _: None,
+    memory: int | None = None,
+    progress: Progress = lambda _: None,
 ) -> Golden:
-    """Run stock transformers over `prompts` and commit the golden at `out` (its safetensors file)."""
-    reference = open_reference(source, identity.dtype)
-    texts: dict[str, GoldenText] = {}
-    for text in prompts.texts:
-        progress(f"reference: text {text.name}, {len(text.ids)} tokens")
-        texts[text.name] = teach(reference, text)
+    """Run stock transformers over `prompts` and commit the golden at `out` (its safetensors file).
+
+    `memory`: bytes the reference may use; None: what is free.
+    """
+    reference = open_reference(source, identity.dtype, memory)
+    texts, losses = _teach_all(reference, prompts, progress)
     tensors: Tensors = {}
+    records = []
     for item in texts.values():
         tensors |= _text_tensors(item)
-    waiting = list(prompts.greedy)
-    while waiting:
-        prompt = waiting.pop(0)
-        progress(f"reference: generation {prompt.name}")
-        steps = continue_greedily(reference, prompt)
+        records.append(PromptRecord(name=item.name, kind="text", tokens=len(item.ids)))
+    for prompt, steps in _continue_all(reference, prompts.greedy, follow_up, progress):
         tensors |= _greedy_tensors(prompt, steps)
-        after = follow_up(prompt, [step.token for step in steps]) if follow_up else None
-        waiting += [after] if after is not None else []
-    progress("reference: sanity text")
-    losses = [mean_loss(reference, ids) for ids in (prompts.sanity, prompts.shuffled)]
+        records.append(_record(prompt))
     producer = reference.producer
     del reference
+    noise = _noise(source, identity.noise_dtype, texts, memory, progress)
+    progress("digests of the weight files")
     provenance = Provenance(
         key=identity.key,
         producer=producer,
         checkpoint_digest=identity.checkpoint_digest,
         template_sha256=identity.template_sha256,
-        files=weight_digests(source),
+        files=identity.files or weight_digests(source),
         prompts_digest=prompts.digest,
+        prompts=tuple(records),
         seed=prompts.seed,
         sanity_loss=losses[0],
         shuffled_loss=losses[1],
         sanity_tokens=len(prompts.sanity),
-        noise=_noise(source, identity.noise_dtype, texts, progress),
+        noise=noise,
     )
     path = save_golden(out.parent, provenance, tensors, out.stem)
     made = load_golden(path, identity)
     return Golden(made.path, made.provenance, made.texts, made.greedy, reused=False)
 
 
-def teach(reference: Reference, text: TeacherText) -> GoldenText:
-    """Every position's distribution of one text: in full when short, else the likeliest TOP."""
+def _teach_all(
+    reference: Reference, prompts: GoldenPrompts, progress: Progress
+) -> tuple[dict[str, GoldenText], tuple[float, float]]:
+    """(texts by name, mean losses of the sanity text and of its shuffled tokens), in one pass."""
+    sanity = (prompts.sanity, prompts.shuffled)
+    read = reference.read(
+        [*(text.ids for text in prompts.texts), *sanity],
+        lambda line: progress(f"reference: {line}"),
+    )
+    texts = {}
+    for text in prompts.texts:
+        texts[text.name] = teach(next(read), text)
+        progress(f"reference: logits of {text.name}, {len(text.ids)} tokens")
+    first, second = (mean_loss(next(read), ids) for ids in sanity)
+    return texts, (first, second)
+
+
+def _continue_all(
+    reference: Reference,
+    prompts: Sequence[GreedyPrompt],
+    follow_up: FollowUp | None,
+    progress: Progress,
+) -> list[tuple[GreedyPrompt, list[Step]]]:
+    """Every prompt with its steps; then, together, the prompts that follow from their answers."""
+    done: list[tuple[GreedyPrompt, list[Step]]] = []
+    waiting = list(prompts)
+    keep = min(KEPT_PER_STEP, reference.vocab)
+    while waiting:
+        found = reference.greedy(waiting, keep, lambda line: progress(f"reference: {line}"))
+        now = list(zip(waiting, found, strict=True))
+        after = [
+            follow_up(prompt, [step.token for step in steps]) if follow_up else None
+            for prompt, steps in now
+        ]
+        done += now
+        waiting = [prompt for prompt in after if prompt is not None]
+    return done
+
+
+def teach(slices: Slices, text: TeacherText) -> GoldenText:
+    """Every position's distribution of one text: in full when it is short, else the likeliest TOP."""
     full = len(text.ids) <= FULL_LENGTH
     targets = np.array([*text.ids[1:], text.ids[-1]])
     values, top_ids, sums, target_logprob = [], [], [], []
-    for start, logits in reference.logits(text.ids):
+    for start, logits in slices:
         lse = log_sum_exp(logits)
         aim = targets[start : start + len(logits), None]
         target_logprob.append(np.take_along_axis(logits, aim, -1)[:, 0] - lse)
@@ -110,21 +150,11 @@ def teach(reference: Reference, text: TeacherText) -> GoldenText:
     )
 
 
-def continue_greedily(reference: Reference, prompt: GreedyPrompt) -> list[Step]:
-    """Greedy steps up to the prompt's limit; a stop id is the last."""
-    steps = []
-    for step in reference.greedy(prompt.ids, min(KEPT_PER_STEP, reference.vocab)):
-        steps.append(step)
-        if step.token in prompt.stop_ids or len(steps) >= prompt.limit:
-            break
-    return steps
-
-
-def mean_loss(reference: Reference, ids: Sequence[int]) -> float:
+def mean_loss(slices: Slices, ids: Sequence[int]) -> float:
     """Mean negative log-probability of each token given those before it, in nats."""
     targets = np.array([*ids[1:], ids[-1]])
     total = 0.0
-    for start, logits in reference.logits(ids):
+    for start, logits in slices:
         aim = targets[start : start + len(logits), None]
         log_p = np.take_along_axis(logits, aim, -1)[:, 0] - log_sum_exp(logits)
         last = min(len(log_p), len(ids) - 1 - start)  # the text's last token has no target
@@ -136,17 +166,19 @@ def _noise(
     source: Path,
     dtype: str | None,
     texts: dict[str, GoldenText],
-    progress: Callable[[str], None],
+    memory: int | None,
+    progress: Progress,
 ) -> Noise | None:
     """Distances of stock transformers at `dtype` from the golden, over the same texts."""
     if dtype is None:
         return None
-    reference = open_reference(source, dtype)
+    ids = [text.ids[:NOISE_POSITIONS].tolist() for text in texts.values()]
+    read = open_reference(source, dtype, memory).read(
+        ids, lambda line: progress(f"noise of {dtype}: {line}")
+    )
     found: list[tuple[float, Distances]] = []
-    for text in texts.values():
-        progress(f"reference: noise of {dtype} on {text.name}")
-        ids = [int(token) for token in text.ids[:NOISE_POSITIONS]]
-        parts = [distances(text, start, logits) for start, logits in reference.logits(ids)]
+    for text, slices in zip(texts.values(), read, strict=True):
+        parts = [distances(text, start, logits) for start, logits in slices]
         found.append((text.largest, Distances.join(parts)))
     return Noise(
         dtype=dtype,
@@ -154,6 +186,16 @@ def _noise(
         kl=max(float(d.kl.max()) for _, d in found),
         pearson=min(float(d.pearson.min()) for _, d in found),
         gap=max(float(d.gap.max()) for _, d in found),
+    )
+
+
+def _record(prompt: GreedyPrompt) -> PromptRecord:
+    return PromptRecord(
+        name=prompt.name,
+        kind="greedy",
+        tokens=len(prompt.ids),
+        limit=prompt.limit,
+        text=prompt.text,
     )
 
 

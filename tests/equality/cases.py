@@ -14,7 +14,8 @@ from gemma_neuron.errors import IndivisibleError
 from gemma_neuron.models.registry import read_geometry
 from gemma_neuron.sharding.placement import obstacles
 from tests.eager import EagerRunner, eager_port
-from tests.equality.compare import BAR, stock_logits, worst
+from tests.equality.compare import BAR, worst
+from tests.stock import stock_logits
 from tests.tiny import gemma3_config, gemma4_config, write_tiny_gemma3, write_tiny_gemma4
 
 FAMILIES = ("gemma3", "gemma4")

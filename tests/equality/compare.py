@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gemma_neuron.backends.base import Runner
 from gemma_neuron.backends.decode import prefill_prompt, score_text
-from gemma_neuron.validation.reference import open_reference
 
 BAR = 1e-4
 """Largest difference of a logit, relative to the largest logit: float32 rounding with room."""
-
-
-def stock_logits(folder: Path, texts: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
-    """Every position's logits of each text by stock transformers in float32, [n, vocab] each."""
-    reference = open_reference(folder, "float32")
-    return [np.concatenate([part for _, part in reference.logits(text)]) for text in texts]
 
 
 def worst(

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.eager import EagerRunner, eager_port
-from tests.equality.compare import BAR, stock_logits, worst
+from tests.equality.compare import BAR, worst
+from tests.stock import stock_logits
 from tests.tiny import write_tiny_gemma3, write_tiny_gemma4
 
 LENGTHS = (50, 24, 9)

@@ -18,9 +18,10 @@ from gemma_neuron.backends.decode import prefill_prompt
 from gemma_neuron.errors import IntegrityError, UsageError
 from gemma_neuron.pipeline import open_port, runner_factory
 from gemma_neuron.port import Port
-from tests.equality.compare import BAR, stock_logits, worst
+from tests.equality.compare import BAR, worst
 from tests.equality.test_ranks import texts_of
 from tests.pipeline.conftest import compile_tiny, tiny_source
+from tests.stock import stock_logits
 
 TEXTS, PROMPTS = (46, 24, 9), (30, 24, 5)
 

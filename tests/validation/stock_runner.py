@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from gemma_neuron.backends.base import Scores
-from gemma_neuron.validation.reference import open_reference
+from tests.stock import stock_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +50,10 @@ class StockRunner:
         buckets: tuple[int, ...] = (32, 64),
         dtype: str = "float32",
     ) -> None:
-        reference: Any = open_reference(folder, dtype)
-        self._model = reference._model
+        self._model = stock_model(folder, dtype)
         self._faults = faults or Faults()
         self._break()
-        self.vocab = reference.vocab
+        self.vocab = int(self._model.config.vocab_size)
         self.slots, self.max_context, self.prefill_buckets = slots, max_context, buckets
         self.score_length = min(128, max_context)
         self._history: list[list[int]] = [[] for _ in range(slots)]

@@ -17,9 +17,8 @@ from gemma_neuron.validation.find import port_identity
 from gemma_neuron.validation.golden import load_golden
 from gemma_neuron.validation.make import make_golden
 from gemma_neuron.validation.prompts import GoldenPrompts, GreedyPrompt, TeacherText
-from gemma_neuron.validation.reference import open_reference
 from gemma_neuron.validation.validator import Options, validate
-from tests.tiny import read_safetensors, write_safetensors, write_tiny_gemma4
+from tests.tiny import write_tiny_gemma4
 from tests.validation.ports import make_port
 from tests.validation.stock_runner import StockRunner
 
@@ -72,30 +71,6 @@ def test_what_is_recorded(made: Path) -> None:
     assert golden.provenance.producer["producer"].startswith("transformers ")
     noise = golden.provenance.noise
     assert noise is not None and 1e-4 < noise.relative < 0.2 and noise.gap > 0
-
-
-def test_nested_and_flat_configs_give_one_reference(source: Path, tmp_path: Path) -> None:
-    flat = tmp_path / "flat"
-    flat.mkdir()
-    config = json.loads((source / "config.json").read_text())["text_config"]
-    (flat / "config.json").write_text(json.dumps(config))
-    tensors = read_safetensors(source / "model.safetensors")
-    renamed = {k.replace("model.language_model.", "model."): v for k, v in tensors.items()}
-    write_safetensors(flat / "model.safetensors", renamed)
-    a, b = (
-        np.concatenate([rows for _, rows in open_reference(folder, "float32").logits(IDS)])
-        for folder in (source, flat)
-    )
-    assert np.array_equal(a, b)
-
-
-def test_missing_tensor_is_no_reference(source: Path, tmp_path: Path) -> None:
-    shutil.copy(source / "config.json", tmp_path)
-    tensors = read_safetensors(source / "model.safetensors")
-    tensors.pop(next(name for name in tensors if name.endswith("layer_scalar")))
-    write_safetensors(tmp_path / "model.safetensors", tensors)
-    with pytest.raises(ReferenceUnavailableError, match="layer_scalar"):
-        open_reference(tmp_path, "float32")
 
 
 def test_made_by_something_else_is_refused(made: Path, tmp_path: Path) -> None:
