@@ -22,6 +22,7 @@ COMMANDS = [
     "doctor",
     "golden",
     "inspect",
+    "merge",
     "plan",
     "serve-local",
     "shard",
