@@ -15,6 +15,7 @@ FindingKind = Literal[
     "stray-file", "duplicate-tensor", "non-finite", "all-zero", "all-one", "tied-differs",
     "template-missing", "template-unsafe", "tokenizer-missing", "stop-ids-reduced",
     "token-id-contradiction", "unsafe-name", "unsafe-format", "quantised", "adapter", "bad-header",
+    "rank-differs",
 ]  # fmt: skip
 LedgerStatus = Literal["used", "tied", "derived", "skipped", "unexplained"]
 LevelName = Literal[
@@ -64,7 +65,8 @@ class LedgerEntry:
     """One tensor's account: what the checkpoint holds and what the model makes of it.
 
     `tensor` and `file` are empty for derived tensors, `model` (our name) for those that no parameter uses.
-    `rule` names why one is skipped, and what a tied one repeats.
+    `rule` names why one is skipped, and what a tied one repeats. After `shard`, a parameter also has its
+    `placement`, its shape on one rank and the number of rank files that hold it so.
     """
 
     status: LedgerStatus
@@ -74,6 +76,19 @@ class LedgerEntry:
     dtype: str
     shape: tuple[int, ...]
     rule: str = ""
+    placement: str = ""
+    rank_shape: tuple[int, ...] | None = None
+    ranks: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCounts:
+    """The third side of the ledger. `tensors`: parameters of the plan that every rank file holds as planned."""
+
+    planned: int
+    committed: int
+    tensors: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +103,8 @@ class AuditReport:
     stop_token_ids: tuple[int, ...]
     skipped_by_rule: dict[str, int] = field(default_factory=dict)
     ledger: tuple[LedgerEntry, ...] = ()
+    ranks: RankCounts | None = None
+    """None before `shard`."""
     checkpoint_digest: str = ""
     """blake3 over the headers of all weight files, names sorted."""
 

@@ -26,18 +26,23 @@ if TYPE_CHECKING:
 def inspect(
     source: SourceArg,
     values: Annotated[bool, typer.Option("--values", help="Stream all bytes too.")] = False,
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="List every tensor and what becomes of it.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
-    """Audit a checkpoint: every tensor accounted for, buffers, template, stop ids."""
-    from gemma_neuron.checkpoint.audit import audit
-    from gemma_neuron.checkpoint.source import open_source
+    """Audit a checkpoint, or a port's rank files: every tensor accounted for, buffers, template, stop ids."""
+    from gemma_neuron.pipeline import inspected
+    from gemma_neuron.render import ByteProgress
     from gemma_neuron.render.audit import show_audit
 
-    report = audit(open_source(source), values=values)
+    progress = ByteProgress("values", 0)
+    report = inspected(source, values=values, progress=progress)
+    progress.close()
     if as_json:
         emit_json(report.to_json())
     else:
-        show_audit(report)
+        show_audit(report, tensors)
     return 3 if report.errors else 0
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from gemma_neuron.backends.base import Runner
 from gemma_neuron.backends.registry import backend
 from gemma_neuron.compilation.buckets import choose_buckets, choose_context, choose_slots
+from gemma_neuron.pipeline.inspecting import account_for_ranks, inspected
 from gemma_neuron.pipeline.prepare import Prepared, examined, only_worker, prepare
 from gemma_neuron.pipeline.request import CompileRequest, PortResult, run_dtype
 from gemma_neuron.port import Port
@@ -34,6 +35,7 @@ __all__ = [
     "compile_port",
     "examined",
     "golden_file",
+    "inspected",
     "merged_checkpoint",
     "open_port",
     "planned",
@@ -224,7 +226,9 @@ def _shard(prepared: Prepared, progress: Progress | None) -> ShardedCheckpoint:
     tensors = prepared.audit.tensors()
     files = {entry.file for entry in tensors.values()}
     write_source_record(prepared.port, files, str(prepared.source.folder.resolve()))
-    return write_ranks(prepared.port, prepared.audit.geometry, prepared.plan, tensors, progress)
+    sharded = write_ranks(prepared.port, prepared.audit.geometry, prepared.plan, tensors, progress)
+    account_for_ranks(prepared.port)
+    return sharded
 
 
 def _own_peak() -> int:

@@ -61,14 +61,15 @@ class ByteProgress:
         self.started = self.shown = time.monotonic()
         self.live = sys.stderr.isatty()
 
-    def __call__(self, count: int, rank: int) -> None:
-        """`count` more bytes were written, for `rank`."""
+    def __call__(self, count: int, of: int | str) -> None:
+        """`count` more bytes are done, of a rank or of a tensor."""
         self.done += count
         now = time.monotonic()
         if now - self.shown >= (PROGRESS_SECONDS if self.live else 10 * PROGRESS_SECONDS):
             self.shown = now
             rate = self.done / max(now - self.started, 1e-9)
-            text = f"{self.label}: rank {rank}, {size(self.done)} at {size(rate)}/s"
+            what = f"rank {of}" if isinstance(of, int) else safe(of)
+            text = f"{self.label}: {what}, {size(self.done)} at {size(rate)}/s"
             sys.stderr.write(f"\r\x1b[K{text}" if self.live else text + "\n")
             sys.stderr.flush()
 

@@ -1,0 +1,32 @@
+"""`inspect`: a checkpoint against its model, or a port's rank files against plan and checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemma_neuron.artifacts import write_json_atomic
+from gemma_neuron.port import RECORD_NAME, Port
+
+if TYPE_CHECKING:
+    from gemma_neuron.checkpoint.scan import Progress
+    from gemma_neuron.reports import AuditReport
+
+
+def inspected(text: str, *, values: bool, progress: Progress | None = None) -> AuditReport:
+    """The report on a SOURCE, or on a port after `shard`. Raises what opening either raises."""
+    from gemma_neuron.checkpoint.audit import audit
+    from gemma_neuron.checkpoint.rank_files import audit_ranks
+    from gemma_neuron.checkpoint.source import open_source
+
+    folder = Path(text).expanduser()
+    if (folder / RECORD_NAME).is_file():
+        return audit_ranks(Port(folder), values=values, progress=progress)
+    return audit(open_source(text), values=values, progress=progress)
+
+
+def account_for_ranks(port: Port) -> None:
+    """Close the ledger after `shard` and keep it in the port. Raises IntegrityError naming what does not add up."""
+    from gemma_neuron.checkpoint.rank_files import AUDIT_NAME, require_ranks
+
+    write_json_atomic(port.path / AUDIT_NAME, require_ranks(port).to_json())
