@@ -46,7 +46,7 @@ def shard(
         out=out, backend="", tp=tp, strategy=cast("StrategyChoice", strategy), base=base
     )
     progress = ByteProgress("shard", 0)
-    result = run(source, request, progress)
+    result = run(source, request, progress, notice)
     progress.close()
     if as_json:
         emit_json(result.to_json())

@@ -10,6 +10,7 @@ import typer
 
 from gemma_neuron.commands.options import Json, PortArg
 from gemma_neuron.errors import UsageError
+from gemma_neuron.render import notice
 
 
 def serve_local(
@@ -32,7 +33,7 @@ def serve_local(
         raise UsageError(f"--port {http_port} is no port.", "Use 0 to 65535; 0 takes a free one.")
     if replicas != 1:
         raise UsageError(f"--replicas {replicas}: this version serves one.", "Leave it out.")
-    opened = open_port(port)
+    opened = open_port(port, notice)
     serve(
         opened,
         runner_factory(opened),
@@ -69,7 +70,7 @@ def chat(
     if temperature is not None and temperature < 0:
         raise UsageError(f"--temperature {temperature} is below 0.", "0 is greedy.")
     remote = target.startswith(("http://", "https://"))
-    opened = None if remote else open_port(Path(target))
+    opened = None if remote else open_port(Path(target), notice)
     run_chat(
         target if opened is None else opened,
         None if opened is None else runner_factory(opened),

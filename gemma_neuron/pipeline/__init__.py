@@ -18,7 +18,7 @@ from gemma_neuron.compilation.buckets import choose_buckets, choose_context, cho
 from gemma_neuron.pipeline.inspecting import account_for_ranks, inspected
 from gemma_neuron.pipeline.prepare import Prepared, examined, only_worker, prepare
 from gemma_neuron.pipeline.request import CompileRequest, PortResult, run_dtype
-from gemma_neuron.port import Port
+from gemma_neuron.port import Port, PortRecord
 
 if TYPE_CHECKING:
     from gemma_neuron.compilation.compiler import CompiledModel
@@ -76,10 +76,16 @@ def planned(
     )
 
 
-def shard(source_text: str, request: CompileRequest, progress: Progress | None) -> PortResult:
+def shard(
+    source_text: str,
+    request: CompileRequest,
+    progress: Progress | None,
+    notice: Notice = lambda _: None,
+) -> PortResult:
     """Audit, plan and write rank files; committed ranks are kept."""
     started = time.monotonic()
     prepared = prepare(source_text, request, spec=None)
+    show_warnings(prepared.record, notice)
     with only_worker(prepared):
         sharded = _shard(prepared, progress)
     record = prepared.port.record
@@ -106,8 +112,7 @@ def compile_port(
     chosen = backend(request.backend)
     chosen.require()
     prepared = prepare(source_text, request, spec=chosen)
-    for warning in prepared.record.warnings:
-        notice(f"warning: {warning}")
+    show_warnings(prepared.record, notice)
     geometry, port = prepared.audit.geometry, prepared.port
     assert geometry is not None
     with only_worker(prepared):
@@ -128,8 +133,14 @@ def compile_port(
     )
 
 
-def open_port(path: Path) -> Port:
-    """A compiled port whose front is what was committed.
+def show_warnings(record: PortRecord, notice: Notice) -> None:
+    """What the audit warned of, again at each later stage: by then nobody remembers it."""
+    for warning in record.warnings:
+        notice(f"warning: {warning}")
+
+
+def open_port(path: Path, notice: Notice = lambda _: None) -> Port:
+    """A compiled port whose front is what was committed; `notice` is told the audit's warnings.
 
     Raises PortIncompleteError when the folder is none or has no graphs yet, IntegrityError when config,
     tokenizer, template or plan are not those it was compiled with.
@@ -138,6 +149,7 @@ def open_port(path: Path) -> Port:
     assert port.spec is not None
     port.source_set.verify()
     assert port.plan is not None
+    show_warnings(port.record, notice)
     return port
 
 
