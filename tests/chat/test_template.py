@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from gemma_neuron.chat import load_chat_assets
 from gemma_neuron.errors import TemplateError
 from gemma_neuron.template import TEMPLATE_BYTES, ChatTemplate, load_template
 from tests.chat.templates import GEMMA3, GEMMA4, GEMMA4_LARGE
@@ -43,6 +44,25 @@ def stock_rendering(folder: Path, messages: list[dict[str, Any]], **options: Any
     )
     assert isinstance(text, str)
     return text
+
+
+@pytest.mark.fault("orig-04-batchencoding")
+@pytest.mark.parametrize("name", ["gemma3", "gemma4"])
+def test_prompt_ids_are_a_flat_list_equal_to_stocks(tmp_path: Path, name: str) -> None:
+    """transformers 5 answers a BatchEncoding; ours are the ids in it, as plain integers."""
+    from transformers import AutoTokenizer
+
+    folder = write_source(tmp_path, family=name, template=TEMPLATES[name])
+    stock: Any = AutoTokenizer.from_pretrained(str(folder)).apply_chat_template(
+        [USER], tokenize=True, add_generation_prompt=True
+    )
+    assets = load_chat_assets(folder)
+    ids = assets.prompt_ids([USER])
+    assert not isinstance(stock, list)
+    assert ids == stock["input_ids"]
+    assert {type(token) for token in ids} == {int}
+    assert assets.template is not None
+    assets.template.close()
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)

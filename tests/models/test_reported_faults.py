@@ -178,6 +178,56 @@ def test_padding_changes_nothing(pad_positions: str) -> None:
     assert all(torch.allclose(padded[1][name], exact[1][name]) for name in states)
 
 
+def step_of(positions: Tensor, slots: list[int], lengths: list[int]) -> Step:
+    tables = rotary_tables(positions, torch.ones(HEAD_DIM // 2), torch.float32)
+    return Step(positions, torch.tensor(slots), torch.tensor(lengths), {"sliding": tables})
+
+
+@pytest.mark.fault("orig-16-ring-attends-padding")
+@pytest.mark.parametrize("length", [3, 5, 15, 16])
+def test_decode_after_a_part_filled_bucket(length: int) -> None:
+    """Prompts of a bucket of 16, then tokens one by one: equal to the same prompt without padding."""
+    module = attention(window=8)
+    torch.manual_seed(6)
+    x = torch.randn(1, 24, HIDDEN)
+    want = run(module, x, [length, 1, 1, 1, 1])
+    states = {name: torch.zeros(1, 2, 8, HEAD_DIM) for name in ("state.0.key", "state.0.value")}
+    prompt = torch.cat([x[:, :length], torch.full((1, 16 - length, HIDDEN), 50.0)], 1)
+    inverse = 1.0 / (1e4 ** (torch.arange(0, HEAD_DIM, 2) / HEAD_DIM))
+    got, start = [], 0
+    for piece in (prompt, *(x[:, i : i + 1] for i in range(length, length + 4))):
+        positions = torch.arange(start, start + piece.shape[1], dtype=torch.int32)[None]
+        real = length if start == 0 else 1
+        tables = rotary_tables(positions, inverse, torch.float32)
+        step = Step(positions, torch.tensor([0]), torch.tensor([real]), {"sliding": tables})
+        output, states = module(piece, step, states, {})
+        got.append(output[:, :real])
+        start += real
+    assert torch.allclose(torch.cat(got, 1), want, atol=1e-5)
+
+
+@pytest.mark.fault("attn-17-padding-side")
+@pytest.mark.fault("attn-18-bridge-pad")
+def test_rows_of_a_batch_are_what_each_is_alone() -> None:
+    """Lengths 3 and 9 in one batch, prefill (padded on the right) and a decode step at their own positions."""
+    module = attention(window=8)
+    torch.manual_seed(7)
+    x, lengths = torch.randn(2, 10, HIDDEN), [3, 9]
+    fresh = {name: torch.zeros(2, 2, 8, HEAD_DIM) for name in ("state.0.key", "state.0.value")}
+    positions = torch.arange(9, dtype=torch.int32).expand(2, 9)
+    together, states = module(x[:, :9], step_of(positions, [0, 1], lengths), fresh, {})
+    ends = torch.tensor([[3], [9]], dtype=torch.int32)
+    token = torch.stack([x[row, n : n + 1] for row, n in enumerate(lengths)])
+    decoded, _ = module(token, step_of(ends, [0, 1], [1, 1]), states, {})
+    for row, n in enumerate(lengths):
+        alone, own = module(x[row : row + 1, :n], step_of(positions[:1, :n], [row], [n]), fresh, {})
+        assert torch.allclose(together[row, :n], alone[0], atol=1e-5)
+        # A decode step always has a row a slot; the other one is inactive.
+        active = [int(other == row) for other in (0, 1)]
+        last, _ = module(token, step_of(ends, [0, 1], active), own, {})
+        assert torch.allclose(decoded[row], last[row], atol=1e-5)
+
+
 @pytest.mark.fault("nxdi-05-scaling-one")
 def test_the_scale_is_one_and_only_q_norm_can_change_it() -> None:
     module, x = attention("global", rows=16), torch.randn(1, 9, HIDDEN)

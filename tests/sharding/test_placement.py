@@ -88,6 +88,17 @@ def test_cfg_07_one_kv_head_is_one_on_every_rank() -> None:
     assert {layer.kv_heads_per_rank for layer in plan.layers} == {1}
 
 
+@pytest.mark.fault("load-23-untied-after-merge")
+def test_an_untied_head_is_split_beside_the_table() -> None:
+    config = gemma4_config(6, tie_word_embeddings=False)
+    geometry = read_geometry(config)
+    plan = place(geometry, read_parameter_table(geometry), 4, "replicate-kv")
+    for name in ("embed_tokens.weight", "lm_head.weight"):
+        parameter = plan.parameter(name)
+        assert parameter.placement.kind == "rows"
+        assert parameter.local_shape == (geometry.vocab // 4, geometry.hidden)
+
+
 def test_auto_takes_fewer_bytes_and_says_why() -> None:
     geometry = gemma_4_31b()
     plan = layout(geometry, read_parameter_table(geometry), 8, "auto", "bfloat16")

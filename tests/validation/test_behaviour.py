@@ -111,11 +111,15 @@ def test_tool_round_trip(port: Port, assets: ChatAssets, tmp_path: Path) -> None
     assert result.detail["answers"][0]["problems"] == ("did not call f",)
 
 
+@pytest.mark.fault("tok-15-quotes")
+@pytest.mark.fault("tok-16-bare-values")
 def test_tool_call_is_read(assets: ChatAssets) -> None:
     ids = assets.tokenizer.encode(
-        '<|tool_call>call:get_price{item:<|"|>red lamp<|"|>,count:2}<tool_call|>'
+        '<|tool_call>call:get_price{item:<|"|>red lamp<|"|>,count:2,flag:true}<tool_call|>'
     )
-    assert tool_call(ids, assets) == ("get_price", {"item": "red lamp", "count": 2})
+    assert tool_call(ids, assets) == (
+        "get_price", {"item": "red lamp", "count": 2, "flag": True}
+    )  # fmt: skip
     assert tool_call(assets.tokenizer.encode("no call"), assets) is None
 
 
@@ -148,6 +152,7 @@ def test_gemma3_markers_are_named(port: Port, tmp_path: Path) -> None:
     assert "'<start_of_turn>' is Gemma 3's turn marker; this model's is '<|turn>'" in text
 
 
+@pytest.mark.fault("tok-05-ppl-38115")
 def test_template_file(port: Port, tmp_path: Path) -> None:
     """`tok-01-missing-bos-base` by a template that forgets BOS."""
     file = tmp_path / "t.jinja"
