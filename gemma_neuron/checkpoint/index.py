@@ -110,6 +110,8 @@ class _Builder:
 
     source: Source
     findings: FindingList = field(default_factory=FindingList)
+    misplaced: set[str] = field(default_factory=set)
+    """Tensors whose file in the index was refused: named there all the same."""
 
     def build(self) -> CheckpointIndex:
         present = [
@@ -163,6 +165,8 @@ class _Builder:
             return None
         result, refused = {}, set()
         for tensor, file in found.items():
+            if not isinstance(file, str) or not _is_plain_file_name(file):
+                self.misplaced.add(tensor)
             if not isinstance(file, str):
                 self._add(
                     "bad-header",
@@ -246,7 +250,7 @@ class _Builder:
                     file=file,
                 )
         for file in sorted(sound):
-            for tensor in sorted(held[file] - weight_map.keys()):
+            for tensor in sorted(held[file] - weight_map.keys() - self.misplaced):
                 self._add(
                     "not-in-index",
                     f"{file} holds {tensor}, which {INDEX_NAME} does not name: the index is of another "

@@ -19,6 +19,15 @@ from gemma_neuron.reports import Finding, FindingKind, LedgerEntry, LedgerStatus
 
 ALLOWED_DTYPES = ("BF16", "F32")
 BORROWED_RULE = "borrowed-kv"
+DAMAGE: tuple[FindingKind, ...] = (
+    "bad-header",
+    "index-missing-file",
+    "offset-out-of-range",
+    "offset-overlap",
+    "truncated-file",
+    "unsafe-name",
+)
+"""Findings about a weights file or the index after which nobody can say what is missing by name."""
 MOST_GUESSES = 20
 """Names a nearest match is looked for; comparing hundreds with hundreds takes minutes."""
 COMPARE_ALL_BYTES = 1024 * 1024 * 1024
@@ -166,6 +175,16 @@ class _Builder:
 
     def _report_missing(self, missing: list[str]) -> None:
         prefix = self._prefix()
+        damaged = sorted({f.file for f in self.index.findings if f.kind in DAMAGE})
+        if missing and damaged:
+            first = prefix + missing[0]
+            self._add(
+                "missing",
+                f"{len(missing)} tensors of the model of config.json were not found, {first} first; they may be "
+                f"in what is damaged or missing: {', '.join(damaged[:3])}.",
+                tensor=first,
+            )
+            return
         for local in missing:
             spec = self.specs[local]
             full = local if local == HEAD else prefix + local

@@ -156,6 +156,8 @@ class _Reader:
             return {}
 
     def _template(self) -> ChatTemplate | None:
+        if any(finding.file == TOKENIZER_CONFIG_NAME for finding in self.findings):
+            return None  # where the template may stand, and not readable: already said
         try:
             template = load_template(self.source.folder)
         except GemmaNeuronError as error:

@@ -5,6 +5,7 @@ In: the parsed files. Out: `token-id-contradiction` findings.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -97,9 +98,11 @@ def _unknown_piece(files: TokenFiles, key: str) -> Iterator[Finding]:
 def _unequal(files: TokenFiles, key: str, severity: Severity) -> Iterator[Finding]:
     """Bos and pad are one id everywhere; a wrong bos is silent nonsense."""
     declared = files.declared(key)
-    if len({frozenset(ids) for _, ids in declared}) > 1:
+    counts = Counter(frozenset(ids) for _, ids in declared)
+    if len(counts) > 1:
         said = ", ".join(f"{file} {sorted(ids)}" for file, ids in declared)
-        yield _contradiction(severity, f"{key}_token_id differs: {said}.", declared[-1][0])
+        odd = min(declared, key=lambda one: counts[frozenset(one[1])])[0]
+        yield _contradiction(severity, f"{key}_token_id differs: {said}.", odd)
 
 
 def _eos(files: TokenFiles, turn_ends: set[int]) -> Iterator[Finding]:
