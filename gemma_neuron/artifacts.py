@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,17 @@ def digest_file(path: Path) -> str:
         while piece := file.read(CHUNK_BYTES):
             hasher.update(piece)
     return hasher.hexdigest()
+
+
+@cache
+def source_digest(*names: str) -> str:
+    """Digest of our own Python files `names` (below the package; a folder stands for all it holds)."""
+    root = Path(__file__).parent
+    files: list[Path] = []
+    for name in names:
+        path = root / name
+        files += sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    return digest_json({str(f.relative_to(root)): digest_bytes(f.read_bytes()) for f in files})
 
 
 def sync_folder(folder: Path) -> None:

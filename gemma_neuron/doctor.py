@@ -6,27 +6,15 @@ import importlib.metadata
 import os
 import shutil
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
-from gemma_neuron.backends.registry import MODULES, PLANNED, backend
+from gemma_neuron.backends.base import Check
+from gemma_neuron.backends.registry import MODULES, backend
 
-Status = Literal["ok", "warn", "fail"]
 DISK_WANTED = 10 * 10**9
 MEMORY_WANTED = 4 * 2**30
 TORCH_RANGE = ("2.9", "2.13")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One thing looked at: what was found, what is needed, and what to do about it."""
-
-    name: str
-    status: Status
-    found: str
-    needed: str
-    remedy: str = ""
 
 
 def examine() -> list[dict[str, str]]:
@@ -76,31 +64,7 @@ def _torch() -> Check:
 
 
 def _backends() -> list[Check]:
-    checks = []
-    for name in MODULES:
-        status = backend(name).probe()
-        facts = ", ".join(f"{key} {value}" for key, value in status.facts.items())
-        checks.append(
-            Check(
-                name=f"back end {name}",
-                status="ok" if status.usable else "fail",
-                found=facts or status.reason,
-                needed="a C++ compiler with OpenMP",
-                remedy="apt-get install g++, dnf install gcc-c++ or xcode-select --install",
-            )
-        )
-    for name, reason in PLANNED.items():
-        present = default_backend() == name
-        checks.append(
-            Check(
-                name=f"back end {name}",
-                status="warn" if present else "ok",
-                found=f"NeuronCores {'found' if present else 'not found'}; {reason}",
-                needed="nothing",
-                remedy="Use --backend cpu." if present else "",
-            )
-        )
-    return checks
+    return [check for name in MODULES for check in backend(name).checks()]
 
 
 def _memory() -> Check:

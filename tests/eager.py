@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from gemma_neuron.backends.base import CompileSpec, UnitSpec
-from gemma_neuron.backends.cpu.ranks import AllRanks, flat
+from gemma_neuron.backends.cpu.ranks import AllRanks
 from gemma_neuron.backends.cpu.runner import CpuRunner
+from gemma_neuron.backends.tensors import flat
 from gemma_neuron.models.view import rank_view
 from gemma_neuron.pipeline import CompileRequest, shard
 from gemma_neuron.port import Port

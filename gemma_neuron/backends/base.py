@@ -40,11 +40,22 @@ class BackendStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing `doctor` looked at: what was found, what is needed, and what to do about it."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    needed: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnitSpec:
-    """One graph of a port: phase, rows B and columns L of its token input."""
+    """One compiled part of a port: phase, rows B and columns L of its token input."""
 
     phase: str
-    """prefill, decode or score."""
+    """prefill, decode or score; layout for what rewrites weights."""
     batch: int
     length: int
 
@@ -64,19 +75,59 @@ class CompileSpec:
     buckets: Annotated[tuple[Annotated[int, Ge(2)], ...], MinLen(1)]
     """Ascending."""
     score_length: Annotated[int, Ge(1)] = 128
+    layout: bool = False
+    """The compiler chooses the weights' layout for decode, and every graph takes it (neuron only)."""
 
     def shared_digest(self, plan_fingerprint: str) -> str:
         """What every graph of a port must agree on to share weights and KV state."""
         facts = [plan_fingerprint, self.backend, self.dtype, self.slots, self.max_context]
-        return digest_json(facts)
+        return digest_json([*facts, "layout"] if self.layout else facts)
 
-    def units(self) -> tuple[UnitSpec, ...]:
-        """Decode first: it is the one every run needs."""
+    @property
+    def decode_unit(self) -> UnitSpec:
+        return UnitSpec(phase="decode", batch=self.slots, length=1)
+
+    @property
+    def layout_unit(self) -> UnitSpec:
+        """What rewrites the weights of the rank files into the layout decode was compiled for."""
+        return UnitSpec(phase="layout", batch=self.slots, length=1)
+
+    def graphs(self) -> tuple[UnitSpec, ...]:
+        """The model's graphs. Decode first: it is the one every run needs."""
         return (
-            UnitSpec(phase="decode", batch=self.slots, length=1),
+            self.decode_unit,
             *(UnitSpec(phase="prefill", batch=1, length=n) for n in self.buckets),
             UnitSpec(phase="score", batch=1, length=min(self.score_length, self.max_context)),
         )
+
+    def units(self) -> tuple[UnitSpec, ...]:
+        """Everything that is compiled."""
+        return tuple(unit for stage in self.stages() for unit in stage)
+
+    def stages(self) -> tuple[tuple[UnitSpec, ...], ...]:
+        """Units that may be compiled at once, stage by stage: with `layout` all others depend on decode's."""
+        decode, *others = self.graphs()
+        if not self.layout:
+            return ((decode, *others),)
+        return ((decode,), (self.layout_unit, *others))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortPart:
+    """One unit of a port, with all that decides it. `port`: where its rank files and other units lie."""
+
+    geometry: ModelGeometry
+    plan: ShardPlan
+    spec: CompileSpec
+    unit: UnitSpec
+    port: Port
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a compile may not exceed. `stall_seconds`: without output and without work."""
+
+    stall_seconds: float = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +146,10 @@ class TracedUnit(Protocol):
     def unit(self) -> UnitSpec: ...
     @property
     def key(self) -> dict[str, str]: ...
+
+    def dry_files(self) -> dict[str, bytes]:
+        """File name → what `--dry-run` writes of it: the graph and the compiler's flags."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +201,8 @@ class Backend(Protocol):
     """One file (or folder) in `backends/`, found by name through the registry."""
 
     name: str
+    optimises_layout: bool
+    """Whether it has a `layout` unit (see CompileSpec)."""
 
     def probe(self) -> BackendStatus:
         """Whether this machine can use it, and why not."""
@@ -155,24 +212,31 @@ class Backend(Protocol):
         """Raise EnvironmentProblem when this machine cannot compile, before anything long starts."""
         ...
 
-    def shortcut_key(
-        self, geometry: ModelGeometry, plan: ShardPlan, spec: CompileSpec, unit: UnitSpec
-    ) -> dict[str, str]:
+    def workers(self, parts: Sequence[PortPart], cores: int) -> int:
+        """How many of these units may be compiled at once on a host with `cores` CPUs; at least 1."""
+        ...
+
+    def shortcut_key(self, part: PortPart) -> dict[str, str]:
         """What decides the graph without tracing it: our code, plan, shapes, versions, flags, host."""
         ...
 
-    def trace(
-        self, geometry: ModelGeometry, plan: ShardPlan, spec: CompileSpec, unit: UnitSpec
-    ) -> TracedUnit:
+    def trace(self, part: PortPart) -> TracedUnit:
         """The graph as it will be handed to the compiler, and its key."""
         ...
 
-    def compile(self, traced: TracedUnit, folder: Path) -> BuiltUnit:
+    def compile(self, traced: TracedUnit, folder: Path, limits: Limits) -> BuiltUnit:
         """Compile a traced unit into `folder` (files fsynced, uncommitted). Raises CompileError."""
         ...
 
-    def load(self, port: Port) -> Runner:
-        """A runner over a port's committed weights and graphs. Raises IntegrityError."""
+    def load(self, port: Port, replica: int = 0) -> Runner:
+        """A runner over a port's committed weights and graphs; `replica` counts those on this machine.
+
+        Raises IntegrityError, or DoesNotFitError for a replica beyond what the machine holds.
+        """
+        ...
+
+    def checks(self) -> list[Check]:
+        """What `doctor` looks at for this back end, in the order a user would fix it."""
         ...
 
     def versions(self) -> dict[str, str]:

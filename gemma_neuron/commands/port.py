@@ -65,9 +65,19 @@ def compile_command(
     slots: Slots = None,
     buckets: Buckets = None,
     base: Base = False,
+    layout: Annotated[
+        bool, typer.Option(help="Let the compiler choose the weights' layout (neuron).")
+    ] = True,
+    stall_after: Annotated[
+        float, typer.Option(min=0.1, help="Seconds without output and work that count as a stall.")
+    ] = 600.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only write graphs and compiler flags to --out.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Audit, plan, shard and compile; what is committed is reused."""
+    from gemma_neuron.backends.base import Limits
     from gemma_neuron.doctor import default_backend
     from gemma_neuron.pipeline import CompileRequest
 
@@ -84,8 +94,23 @@ def compile_command(
         slots=settings.count(slots, "--slots"),
         buckets=settings.counts(buckets, "--buckets"),
         base=base,
+        layout=layout,
+        limits=Limits(stall_seconds=stall_after),
     )
-    run_compile(source, request, as_json)
+    if dry_run:
+        show_dry_run(source, request, as_json)
+    else:
+        run_compile(source, request, as_json)
+
+
+def show_dry_run(source: str, request: CompileRequest, as_json: bool) -> None:
+    from gemma_neuron.pipeline.dry_run import dry_run
+
+    files = dry_run(source, request)
+    if as_json:
+        emit_json({"folder": str(request.out), "files": list(files)})
+    else:
+        emit_lines([str(request.out / name) for name in files])
 
 
 def run_compile(source: str, request: CompileRequest, as_json: bool) -> None:

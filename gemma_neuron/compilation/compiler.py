@@ -12,9 +12,10 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from gemma_neuron.artifacts import digest_json, remove, sync_folder
-from gemma_neuron.backends.base import Backend, CompileSpec, UnitSpec
+from gemma_neuron.backends.base import Backend, CompileSpec, Limits, PortPart, UnitSpec
 from gemma_neuron.compilation import ledger, worker
 from gemma_neuron.compilation.pool import WorkerPool
 from gemma_neuron.geometry import ModelGeometry
@@ -39,9 +40,13 @@ class CompiledModel:
 class Pending:
     """One unit that has to be looked at in a worker."""
 
-    unit: UnitSpec
+    part: PortPart
     shortcut: str
     found: ledger.Found | None
+
+    @property
+    def unit(self) -> UnitSpec:
+        return self.part.unit
 
 
 def compile_units(
@@ -51,29 +56,25 @@ def compile_units(
     spec: CompileSpec,
     backend: Backend,
     notice: Notice,
+    limits: Limits | None = None,
 ) -> CompiledModel:
     """Compile every unit of `spec` that is not committed. Raises CompileError."""
     units = spec.units()
     _remove_leftovers(port, units)
     ledger.settle(port, units)
     life = ledger.life(port)
-    pending, reused = [], []
-    for unit in units:
-        shortcut = digest_json(backend.shortcut_key(geometry, plan, spec, unit))
-        found = ledger.committed(port, unit)
-        if found is not None and not found.problem and found.shortcut == shortcut:
-            reused.append(unit.name)
-            _record_reuse(port, unit, found, life)
-        else:
-            pending.append(Pending(unit, shortcut, found))
     built: list[str] = []
+    reused: list[str] = []
     peak = 0
-    if pending:
-        backend.require()
-    for todo, outcome in _outcomes(port, geometry, plan, spec, pending):
-        was_built = _publish(port, todo, outcome, life, notice)
-        (built if was_built else reused).append(todo.unit.name)
-        peak = max(peak, outcome.host_peak_bytes)
+    for stage in spec.stages():
+        parts = parts_of(stage, port, geometry, plan, spec)
+        pending = _looked_up(parts, backend, reused, life)
+        if pending:
+            backend.require()
+        for todo, outcome in _outcomes(pending, backend, limits or Limits()):
+            was_built = _publish(port, todo, outcome, life, notice)
+            (built if was_built else reused).append(todo.unit.name)
+            peak = max(peak, outcome.host_peak_bytes)
     return CompiledModel(
         total=len(units),
         built=tuple(built),
@@ -83,45 +84,78 @@ def compile_units(
     )
 
 
-def _outcomes(
+def parts_of(
+    units: Iterable[UnitSpec],
     port: Port,
     geometry: ModelGeometry,
     plan: ShardPlan,
     spec: CompileSpec,
-    pending: list[Pending],
+) -> list[PortPart]:
+    return [
+        PortPart(geometry=geometry, plan=plan, spec=spec, unit=unit, port=port) for unit in units
+    ]
+
+
+def trace_only(parts: list[PortPart], out: Path, backend: Backend) -> tuple[str, ...]:
+    """Trace only: what the compiler would be given, into `out`/<unit>/. Returns the files' names.
+
+    Units that depend on another's result (stage two) are traced as they are before it is known.
+    """
+    jobs = [
+        worker.Job(part=part, known_key="", threads=1, limits=Limits(), dry=out / part.unit.name)
+        for part in parts
+    ]
+    pool = WorkerPool(worker.run, backend.workers(parts, _cores()), [worker.__name__])
+    names = [
+        f"{job.part.unit.name}/{name}"
+        for job, outcome in pool.run(jobs, lambda job: job.part.unit.name)
+        for name in outcome.files
+    ]
+    return tuple(sorted(names))
+
+
+def _looked_up(
+    parts: list[PortPart], backend: Backend, reused: list[str], life: int
+) -> list[Pending]:
+    """The units that are not committed as asked; the others are noted as reused."""
+    pending = []
+    for part in parts:
+        shortcut = digest_json(backend.shortcut_key(part))
+        found = ledger.committed(part.port, part.unit)
+        if found is not None and not found.problem and found.shortcut == shortcut:
+            reused.append(part.unit.name)
+            _record_reuse(part.port, part.unit, found, life)
+        else:
+            pending.append(Pending(part, shortcut, found))
+    return pending
+
+
+def _cores() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def _outcomes(
+    pending: list[Pending], backend: Backend, limits: Limits
 ) -> Iterator[tuple[Pending, worker.Outcome]]:
-    """Run the pending units, as many at once as there are cores, in order of completion."""
+    """Run the pending units, as many at once as the back end allows, in order of completion."""
     if not pending:
         return
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    at_once = min(len(pending), cores)
-    jobs = [_job(port, geometry, plan, spec, todo, cores // at_once) for todo in pending]
+    cores = _cores()
+    at_once = backend.workers([todo.part for todo in pending], cores)
+    jobs = [
+        worker.Job(
+            part=todo.part,
+            known_key="" if todo.found is None else todo.found.key_digest,
+            threads=max(1, cores // at_once),
+            limits=limits,
+        )
+        for todo in pending
+    ]
     by_name = {todo.unit.name: todo for todo in pending}
     pool = WorkerPool(worker.run, at_once, [worker.__name__])
-    for job, outcome in pool.run(jobs, lambda job: job.unit.name):
-        yield by_name[job.unit.name], outcome
-
-
-def _job(
-    port: Port,
-    geometry: ModelGeometry,
-    plan: ShardPlan,
-    spec: CompileSpec,
-    todo: Pending,
-    threads: int,
-) -> worker.Job:
-    known = "" if todo.found is None else todo.found.key_digest
-    return worker.Job(
-        geometry=geometry,
-        plan=plan,
-        spec=spec,
-        unit=todo.unit,
-        folder=port.unit_folder(todo.unit),
-        known_key=known,
-        threads=max(1, threads),
-    )
+    for job, outcome in pool.run(jobs, lambda job: job.part.unit.name):
+        yield by_name[job.part.unit.name], outcome
 
 
 def _publish(port: Port, todo: Pending, outcome: worker.Outcome, life: int, notice: Notice) -> bool:

@@ -118,7 +118,7 @@ def compile_port(
     with only_worker(prepared):
         sharded = _shard(prepared, progress)
         compiled: CompiledModel = compile_units(
-            port, geometry, prepared.plan, port.spec, chosen, notice
+            port, geometry, prepared.plan, port.spec, chosen, notice, request.limits
         )
     return PortResult(
         port=port.path,

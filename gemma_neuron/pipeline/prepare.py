@@ -50,7 +50,9 @@ class Prepared:
     record: PortRecord
 
 
-def prepare(source_text: str, request: CompileRequest, spec: Backend | None) -> Prepared:
+def prepare(
+    source_text: str, request: CompileRequest, spec: Backend | None, *, makes_port: bool = True
+) -> Prepared:
     """Everything that can be refused is refused here, before the first byte is written."""
     from gemma_neuron.checkpoint.source import open_source
     from gemma_neuron.sharding.planner import layout
@@ -67,9 +69,10 @@ def prepare(source_text: str, request: CompileRequest, spec: Backend | None) -> 
         )
     dtype = run_dtype(request.dtype, audit.geometry.dtype)
     plan = layout(audit.geometry, audit.table, request.tp, request.strategy, dtype)
-    compile_spec = None if spec is None else _spec(request, audit, dtype)
+    compile_spec = None if spec is None else _spec(request, audit, dtype, spec)
     record = _record(source, audit, plan, compile_spec, spec)
-    check_out_folder(request.out, record.fingerprints)
+    if makes_port:
+        check_out_folder(request.out, record.fingerprints)
     return Prepared(source, audit, plan, Port(request.out), record)
 
 
@@ -99,7 +102,7 @@ def only_worker(prepared: Prepared) -> Iterator[None]:
         lock.release()
 
 
-def _spec(request: CompileRequest, audit: Audit, dtype: Dtype) -> CompileSpec:
+def _spec(request: CompileRequest, audit: Audit, dtype: Dtype, chosen: Backend) -> CompileSpec:
     assert audit.geometry is not None
     context = choose_context(audit.geometry, request.max_context)
     return CompileSpec(
@@ -108,6 +111,7 @@ def _spec(request: CompileRequest, audit: Audit, dtype: Dtype) -> CompileSpec:
         slots=choose_slots(request.slots),
         max_context=context,
         buckets=choose_buckets(request.buckets, context),
+        layout=request.layout and chosen.optimises_layout,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from gemma_neuron.backends.base import Dtype
+from gemma_neuron.backends.base import Dtype, Limits
 from gemma_neuron.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ class CompileRequest:
     slots: int | None = None
     buckets: tuple[int, ...] | None = None
     base: bool = False
+    layout: bool = True
+    """Let the compiler choose the weights' layout for decode, where the back end can."""
+    limits: Limits | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

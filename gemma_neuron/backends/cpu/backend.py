@@ -4,42 +4,36 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from gemma_neuron.artifacts import digest_bytes, digest_json
+from gemma_neuron.artifacts import digest_json, source_digest
 from gemma_neuron.backends.base import (
     BackendStatus,
     BuiltUnit,
-    CompileSpec,
+    Check,
+    Limits,
+    PortPart,
     Runner,
     TracedUnit,
-    UnitSpec,
 )
 from gemma_neuron.backends.cpu.toolchain import cpu_capability, find_compiler, host_key
 from gemma_neuron.errors import CompilerMissingError
 
 if TYPE_CHECKING:
     from gemma_neuron.backends.cpu.compiler import Traced
-    from gemma_neuron.geometry import ModelGeometry
-    from gemma_neuron.plan import ShardPlan
     from gemma_neuron.port import Port
 
-PACKAGE_ROOT = Path(__file__).parents[2]
-GRAPH_SOURCES = ("models", "backends/cpu", "collectives.py", "geometry.py", "plan.py")
-
-
-@cache
-def source_digest() -> str:
-    """Digest of every line of ours that a graph depends on."""
-    files: list[Path] = []
-    for name in GRAPH_SOURCES:
-        path = PACKAGE_ROOT / name
-        files += sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    return digest_json(
-        {str(f.relative_to(PACKAGE_ROOT)): digest_bytes(f.read_bytes()) for f in files}
-    )
+INSTALL_COMPILER = "apt-get install g++, dnf install gcc-c++ or xcode-select --install"
+GRAPH_SOURCES = (
+    "models",
+    "backends/cpu",
+    "backends/tensors.py",
+    "collectives.py",
+    "geometry.py",
+    "plan.py",
+)
 
 
 def spin_less() -> None:
@@ -55,6 +49,7 @@ class CpuBackend:
     """See `backends.base.Backend`."""
 
     name = "cpu"
+    optimises_layout = False
 
     def probe(self) -> BackendStatus:
         try:
@@ -67,36 +62,48 @@ class CpuBackend:
     def require(self) -> None:
         find_compiler()
 
-    def shortcut_key(
-        self, geometry: ModelGeometry, plan: ShardPlan, spec: CompileSpec, unit: UnitSpec
-    ) -> dict[str, str]:
+    def workers(self, parts: Sequence[PortPart], cores: int) -> int:
+        return min(len(parts), cores)
+
+    def shortcut_key(self, part: PortPart) -> dict[str, str]:
         return {
-            "source": source_digest(),
-            "geometry": digest_json(geometry.to_json()),
-            "plan": plan.fingerprint(),
-            "state": f"slots {spec.slots}, context {spec.max_context}",
-            "shape": unit.name,
-            "dtype": spec.dtype,
+            "source": source_digest(*GRAPH_SOURCES),
+            "geometry": digest_json(part.geometry.to_json()),
+            "plan": part.plan.fingerprint(),
+            "state": f"slots {part.spec.slots}, context {part.spec.max_context}",
+            "shape": part.unit.name,
+            "dtype": part.spec.dtype,
             **host_key(),
         }
 
-    def trace(
-        self, geometry: ModelGeometry, plan: ShardPlan, spec: CompileSpec, unit: UnitSpec
-    ) -> Traced:
+    def trace(self, part: PortPart) -> Traced:
         from gemma_neuron.backends.cpu.compiler import trace
 
-        return trace(geometry, plan, spec, unit)
+        return trace(part.geometry, part.plan, part.spec, part.unit)
 
-    def compile(self, traced: TracedUnit, folder: Path) -> BuiltUnit:
+    def compile(self, traced: TracedUnit, folder: Path, limits: Limits) -> BuiltUnit:
         from gemma_neuron.backends.cpu.compiler import Traced, compile_traced
 
         return compile_traced(cast(Traced, traced), folder)
 
-    def load(self, port: Port) -> Runner:
+    def load(self, port: Port, replica: int = 0) -> Runner:
         spin_less()
         from gemma_neuron.backends.cpu.runner import CpuRunner
 
         return CpuRunner(port)
+
+    def checks(self) -> list[Check]:
+        status = self.probe()
+        facts = ", ".join(f"{key} {value}" for key, value in status.facts.items())
+        return [
+            Check(
+                name="back end cpu",
+                status="ok" if status.usable else "fail",
+                found=facts or status.reason,
+                needed="a C++ compiler with OpenMP",
+                remedy="" if status.usable else INSTALL_COMPILER,
+            )
+        ]
 
     def versions(self) -> dict[str, str]:
         return {"torch": importlib.metadata.version("torch")}

@@ -8,6 +8,7 @@ and state by name, or the unit fails.
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import tempfile
@@ -23,16 +24,9 @@ import torch
 
 from gemma_neuron.artifacts import digest_bytes, digest_json, sync_folder
 from gemma_neuron.backends.base import BuiltUnit, CompileSpec, UnitSpec
-from gemma_neuron.backends.cpu.ranks import (
-    TORCH_DTYPES,
-    AllRanks,
-    example_inputs,
-    flat,
-    rank_axes,
-    stacked_shape,
-    weight_dtype,
-)
+from gemma_neuron.backends.cpu.ranks import AllRanks, rank_axes, stacked_shape
 from gemma_neuron.backends.cpu.toolchain import host_key
+from gemma_neuron.backends.tensors import TORCH_DTYPES, example_inputs, flat, weight_dtype
 from gemma_neuron.errors import CompileError
 from gemma_neuron.geometry import ModelGeometry
 from gemma_neuron.models.view import RankView, rank_view
@@ -57,6 +51,10 @@ class Traced:
     tensors: frozenset[str]
     """Flat names of every weight and state the package must ask for."""
     key: dict[str, str]
+
+    def dry_files(self) -> dict[str, bytes]:
+        flags = json.dumps(INDUCTOR_FLAGS, indent=1)
+        return {"graph.txt": f"{self.program.graph}\n".encode(), "flags.json": flags.encode()}
 
 
 def blank_weights(plan: ShardPlan, view: RankView, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -13,21 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from gemma_neuron.backends.base import UnitSpec
 from gemma_neuron.backends.cpu.collectives import MappedRanks
 from gemma_neuron.backends.cpu.kernels import CpuKernels, MappedKernels
+from gemma_neuron.backends.tensors import flat
 from gemma_neuron.collectives import Alone
 from gemma_neuron.models.decoder import Decoder
 from gemma_neuron.models.view import RankView
 from gemma_neuron.plan import ShardPlan
 
 Tensors = dict[str, Tensor]
-TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int32": torch.int32}
-
-
-def flat(name: str) -> str:
-    """A tensor's name as a top-level buffer's name."""
-    return name.replace(".", "__")
 
 
 def rank_axes(plan: ShardPlan, view: RankView) -> dict[str, int | None]:
@@ -53,12 +47,6 @@ def empty_state(plan: ShardPlan, view: RankView, dtype: torch.dtype) -> Tensors:
         name: torch.zeros(stacked_shape(shape, axes[name], plan.tp), dtype=dtype)
         for name, shape in view.state_shapes().items()
     }
-
-
-def weight_dtype(plan: ShardPlan, name: str, dtype: torch.dtype) -> torch.dtype:
-    """A parameter's dtype in the graph: its own (derived tensors) or the port's."""
-    fixed = plan.parameter(name).dtype
-    return dtype if fixed is None else TORCH_DTYPES[fixed]
 
 
 class AllRanks(nn.Module):
@@ -116,14 +104,3 @@ class AllRanks(nn.Module):
         # vmap's annotation knows flat out_dims only; it takes any tree that matches the outputs.
         out_axes: Any = (None, state_axes)
         return vmap(one_rank, in_dims=(weight_axes, state_axes), out_dims=out_axes)
-
-
-def example_inputs(unit: UnitSpec) -> tuple[Tensor, ...]:
-    """Inputs of a unit's shape: what it is traced with. Rows name distinct slots."""
-    shape = (unit.batch, unit.length)
-    tokens = torch.zeros(shape, dtype=torch.int32)
-    positions = torch.arange(unit.length, dtype=torch.int32).expand(shape).contiguous()
-    slots = torch.arange(unit.batch, dtype=torch.int32)
-    lengths = torch.full((unit.batch,), unit.length, dtype=torch.int32)
-    inputs = (tokens, positions, slots, lengths)
-    return (*inputs, tokens.clone()) if unit.phase == "score" else inputs

@@ -17,15 +17,10 @@ from safetensors import safe_open
 
 from gemma_neuron.backends.base import CompileSpec, UnitSpec
 from gemma_neuron.backends.cpu.compiler import PACKAGE_NAME
-from gemma_neuron.backends.cpu.ranks import (
-    TORCH_DTYPES,
-    empty_state,
-    flat,
-    rank_axes,
-    weight_dtype,
-)
+from gemma_neuron.backends.cpu.ranks import empty_state, rank_axes
 from gemma_neuron.backends.cpu.toolchain import host_key
 from gemma_neuron.backends.graph_runner import GraphRunner, verified_unit
+from gemma_neuron.backends.tensors import TORCH_DTYPES, flat, weight_dtype
 from gemma_neuron.errors import IntegrityError
 from gemma_neuron.models.view import rank_view
 from gemma_neuron.plan import ShardPlan
