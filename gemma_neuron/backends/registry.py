@@ -6,21 +6,19 @@ import difflib
 import importlib
 from typing import TYPE_CHECKING
 
-from gemma_neuron.errors import BackendUnavailableError, UsageError
+from gemma_neuron.errors import UsageError
 
 if TYPE_CHECKING:
     from gemma_neuron.backends.base import Backend
 
-MODULES = {"cpu": "gemma_neuron.backends.cpu.backend"}
-PLANNED = {"neuron": "the neuron back end is not part of this version"}
+MODULES = {
+    "cpu": "gemma_neuron.backends.cpu.backend",
+    "neuron": "gemma_neuron.backends.neuron.backend",
+}
 
 
 def backend(name: str) -> Backend:
-    """The back end called `name`. Raises UsageError (unknown name) or BackendUnavailableError."""
-    if name in PLANNED:
-        raise BackendUnavailableError(
-            f"Back end {name!r} cannot be used: {PLANNED[name]}.", "Use --backend cpu."
-        )
+    """The back end called `name`. Raises UsageError for an unknown one."""
     if name not in MODULES:
         near = difflib.get_close_matches(name, MODULES, n=1, cutoff=0.0)
         raise UsageError(

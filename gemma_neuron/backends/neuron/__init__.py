@@ -1,0 +1,1 @@
+"""The neuron back end: NxD's fundamental units around our own model."""

@@ -1,0 +1,170 @@
+"""What AWS's tools say of the devices: `neuron-ls -j` and one line of `neuron-monitor`, read tolerantly.
+
+Older tools lack some keys, and each group of the monitor's report may carry an error in place of its values.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+TOOLS_FOLDER = Path("/opt/aws/neuron/bin")
+LS_SECONDS = 30
+MONITOR_SECONDS = 20
+"""The monitor reports every 5 seconds unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """`cores` and the processes on them; `problem` when there is no list."""
+
+    cores: int = 0
+    devices: int = 0
+    memory_bytes: int = 0
+    processes: tuple[tuple[int, str], ...] = ()
+    contiguous: bool = True
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """One report of the monitor. Counters are sums over devices and processes."""
+
+    instance_type: str = ""
+    uncorrected: int = 0
+    hardware_errors: int = 0
+    runtime_errors: int = 0
+    timed_out: int = 0
+    in_use: tuple[int, ...] = ()
+    problems: tuple[str, ...] = field(default=())
+
+
+def tool(name: str) -> str | None:
+    """Path of one of AWS's tools: on PATH, or where its package puts it."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}{os.pathsep}{TOOLS_FOLDER}")
+
+
+@cache
+def list_devices() -> Devices:
+    """Devices of this machine by `neuron-ls -j`."""
+    path = tool("neuron-ls")
+    if path is None:
+        return Devices(problem="neuron-ls is not installed")
+    try:
+        ran = subprocess.run(
+            [path, "-j"], capture_output=True, text=True, timeout=LS_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Devices(problem=f"neuron-ls did not answer within {LS_SECONDS} s")
+    if ran.returncode != 0:
+        return Devices(problem=(ran.stderr or ran.stdout).strip() or f"exit {ran.returncode}")
+    return parse_devices(ran.stdout)
+
+
+def core_count() -> int | None:
+    """NeuronCores of this machine; None when the tools cannot tell."""
+    found = list_devices()
+    return None if found.problem else found.cores
+
+
+def parse_devices(text: str) -> Devices:
+    try:
+        rows = json.loads(text)
+    except ValueError:
+        return Devices(problem=f"neuron-ls wrote no JSON: {text.strip()[:200] or 'nothing'}")
+    if isinstance(rows, dict):
+        rows = rows.get("neuron_devices", rows.get("mlas", []))
+    rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    numbers = [_whole(row.get("neuron_device", i)) for i, row in enumerate(rows)]
+    return Devices(
+        cores=sum(_whole(row.get("nc_count", 0)) for row in rows),
+        devices=len(rows),
+        memory_bytes=sum(_whole(row.get("memory_size", 0)) for row in rows),
+        processes=tuple(
+            (_whole(p.get("pid", 0)), str(p.get("command", "?")))
+            for row in rows
+            for p in row.get("neuron_processes") or []
+            if isinstance(p, dict)
+        ),
+        contiguous=sorted(numbers) == list(range(len(numbers))),
+        problem="" if rows else "neuron-ls lists no device",
+    )
+
+
+def read_monitor() -> Health:
+    """The monitor's first report; it is ended after one line."""
+    path = tool("neuron-monitor")
+    if path is None:
+        return Health(problems=("neuron-monitor is not installed",))
+    with subprocess.Popen([path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
+        line = _first_line(running)
+        running.terminate()
+    return parse_health(line)
+
+
+def _first_line(running: subprocess.Popen[bytes]) -> str:
+    import select
+
+    assert running.stdout is not None
+    ready, _, _ = select.select([running.stdout], [], [], MONITOR_SECONDS)
+    return running.stdout.readline().decode(errors="replace") if ready else ""
+
+
+def parse_health(line: str) -> Health:
+    try:
+        report = json.loads(line)
+    except ValueError:
+        return Health(
+            problems=(f"neuron-monitor wrote no JSON: {line.strip()[:200] or 'nothing'}",)
+        )
+    runtimes = [_at(row, "report") for row in _rows(report.get("neuron_runtime_data"))]
+    problems = [
+        str(row["error"]) for row in _rows(report.get("neuron_runtime_data")) if row.get("error")
+    ]
+    hardware = _at(report, "neuron_hardware_info")
+    if hardware.get("error"):
+        problems.append(str(hardware["error"]))
+    counters = _rows(_at(report, "system_data", "neuron_hw_counters").get("neuron_devices"))
+    in_use = {
+        int(core)
+        for runtime in runtimes
+        for core in _at(runtime, "neuroncore_counters", "neuroncores_in_use")
+        if str(core).isdigit()
+    }
+    return Health(
+        instance_type=str(_at(report, "instance_info").get("instance_type", "")),
+        uncorrected=sum(
+            _whole(row.get("mem_ecc_uncorrected", 0)) + _whole(row.get("sram_ecc_uncorrected", 0))
+            for row in counters
+        ),
+        hardware_errors=_total(runtimes, "error_summary", "hardware"),
+        runtime_errors=_total(runtimes, "error_summary", "runtime"),
+        timed_out=_total(runtimes, "execution_summary", "timed_out"),
+        in_use=tuple(sorted(in_use)),
+        problems=tuple(problems),
+    )
+
+
+def _total(runtimes: list[dict[str, Any]], group: str, name: str) -> int:
+    return sum(_whole(_at(r, "execution_stats", group).get(name, 0)) for r in runtimes)
+
+
+def _at(value: object, *keys: str) -> dict[str, Any]:
+    """The object at a path of keys; empty where any of them is not there."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def _rows(value: object) -> list[dict[str, Any]]:
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0

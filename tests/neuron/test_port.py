@@ -1,0 +1,166 @@
+"""A port for NeuronCores, made, run and broken by the product's own commands on the stand-in SDK."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+from gemma_neuron.port import Port
+from tests.neuron.conftest import FLAGS
+from tests.neuron.flow import ROOT, Done, compile_port, run
+from tests.neuron.machines import devices, install, report
+
+Compiled = tuple[Path, Done]
+Env = dict[str, str]
+
+
+def against_stock(env: Env, source: Path, port: Path) -> None:
+    done = run(env, "tests.neuron.against_stock", source, port)
+    assert done.code == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert max(found["worst"].values()) < found["bar"], found
+
+
+def test_eight_ranks_equal_stock(source: Path, compiled: Compiled, sdk: Env) -> None:
+    """Decode's layout was chosen by the compiler, so weights were rewritten at load and every graph expects them so."""
+    port, done = compiled
+    assert done.document["units"] == {"total": 4, "built": 4, "reused": 0}
+    assert (port / "graphs" / "decode-b3-l1" / "layout.hlo").is_file()
+    assert (port / "graphs" / "layout-b3-l1" / "graph.neff").is_file()
+    against_stock(sdk, source, port)
+
+
+def test_a_second_run_builds_nothing(source: Path, compiled: Compiled, sdk: Env) -> None:
+    port, done = compiled
+    again = compile_port(sdk, source, port, *FLAGS)
+    assert again.document["units"] == {"total": 4, "built": 0, "reused": 4}
+    assert again.document["digest"] == done.document["digest"]
+
+
+def test_flags_per_phase_and_no_log_path_in_a_key(compiled: Compiled) -> None:
+    port = Port(compiled[0])
+    keys = {line["unit"]: line["fields"] for line in port.ledger()}
+    assert keys["decode-b3-l1"]["flags"].startswith("-O2 ")
+    assert keys["prefill-b1-l24"]["flags"].startswith("-O1 ")
+    assert len({keys[u]["layout"] for u in keys if not u.startswith("decode")}) == 1
+    assert "log" not in json.dumps([k["flags"] for k in keys.values()])
+
+
+def test_another_layout_rebuilds_all_that_follows_it_and_a_failed_compile_goes_on(
+    source: Path, compiled: Compiled, sdk: Env, tmp_path: Path
+) -> None:
+    """A rebuilt decode beside a reused prefill would compute nonsense without an error."""
+    out = tmp_path / "port"
+    shutil.copytree(compiled[0], out)
+    (out / "graphs" / "decode-b3-l1" / "graph.committed").unlink()
+    other = sdk | {"STAND_IN_LAYOUT": "1"}
+    killed = "fail:prefill:[F137] neuronx-cc was forcibly killed"
+    failed = compile_port(other | {"STAND_IN_CC": killed}, source, out, *FLAGS)
+    assert failed.code == 6
+    error = failed.document["error"]
+    assert "out of host memory" in error["message"] and "--host-memory" in error["hint"]
+    done = compile_port(other, source, out, *FLAGS)
+    assert done.code == 0, done.stderr
+    assert "layout " in next(
+        line for line in done.stderr.splitlines() if line.startswith("prefill-b1-l24")
+    )
+    built = [
+        line["unit"]
+        for line in Port(out).ledger()
+        if line["outcome"] == "built" and line["life"] > 1
+    ]
+    assert sorted(built) == sorted(unit.name for unit in Port(out).spec.units())
+    against_stock(other, source, out)
+
+
+def test_a_stalled_compiler_is_ended_and_tried_once_more(
+    source: Path, sdk: Env, tmp_path: Path
+) -> None:
+    env = sdk | {"STAND_IN_CC": "stall:decode"}
+    done = compile_port(env, source, tmp_path / "port", *FLAGS, "--stall-after", 3)
+    assert done.code == 6
+    assert "stalled twice" in done.document["error"]["message"]
+    assert not _still_running(tmp_path)
+
+
+def _still_running(folder: Path) -> list[str]:
+    """Command lines of processes that name a folder: compilers that outlived their watch."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = path.read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder) in text and "neuronx-cc" in text:
+            found.append(text)
+    return found
+
+
+def test_a_dry_run_writes_graphs_and_flags_only(source: Path, sdk: Env, tmp_path: Path) -> None:
+    out = tmp_path / "dry"
+    done = compile_port(sdk | {"STAND_IN_CC": "fail::never"}, source, out, *FLAGS, "--dry-run")
+    assert done.code == 0, done.stderr
+    written = sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file())
+    assert written == done.document["files"]
+    assert written == [
+        f"{unit}/{name}"
+        for unit in ("decode-b3-l1", "prefill-b1-l24", "score-b1-l48")
+        for name in ("command.txt", "graph.hlo")
+    ]
+
+
+def test_serves_and_leaves_its_cores_in_order_or_suspect(
+    compiled: Compiled, sdk: Env, tmp_path: Path
+) -> None:
+    port, _ = compiled
+    with_tools = install(tmp_path / "tools", devices(), report(), sdk)
+    command = [sys.executable, "-m", "gemma_neuron", "serve-local", str(port)]
+    for ended_by, left in ((signal.SIGTERM, "none"), (signal.SIGKILL, "cores 0-7")):
+        server = subprocess.Popen(
+            [*command, "--port", "0", "--unvalidated"],
+            env=sdk,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert server.stdout is not None
+        ready = json.loads(server.stdout.readline())
+        body = json.dumps({"model": "m", "prompt": "a b", "max_tokens": 3}).encode()
+        request = urllib.request.Request(
+            f"{ready['url']}/v1/completions", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert json.loads(answer.read())["usage"]["completion_tokens"] >= 1
+        os.kill(ready["pid"], ended_by)
+        server.wait(timeout=60)
+        checked = run(with_tools, "gemma_neuron", "doctor", "--json").document["checks"]
+        checks = {check["name"]: check for check in checked}
+        assert checks["suspect cores"]["found"].startswith(left), checks["suspect cores"]
+
+
+def test_a_rank_file_that_lost_a_tensor_stops_the_port(
+    source: Path, compiled: Compiled, sdk: Env, tmp_path: Path
+) -> None:
+    """NxD itself would pass it on: nothing checks weights before the device."""
+    from gemma_neuron.artifacts import CommittedSet
+    from tests.tiny import read_safetensors, write_safetensors
+
+    out = tmp_path / "port"
+    shutil.copytree(compiled[0], out)
+    path = Port(out).rank_file(3)
+    tensors = read_safetensors(path)
+    del tensors["layers.1.layer_scalar"]
+    write_safetensors(path, tensors)
+    ranks: CommittedSet = Port(out).rank_set(3)
+    manifest = ranks.manifest()
+    assert manifest is not None
+    ranks.commit([path.name], manifest.facts)
+    done = run(sdk, "tests.neuron.against_stock", source, out)
+    assert done.code != 0
+    assert "rank-03" in done.stderr and "layers.1.layer_scalar is missing" in done.stderr
