@@ -208,7 +208,7 @@ from pathlib import Path
 import numpy as np
 from gemma_neuron.backends.decode import decode_one, prefill_prompt
 from gemma_neuron.pipeline import open_port, runner_factory
-from tests.equality.compare import stock_logits
+from tests.stock import stock_logits
 source, port, lengths = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
 runner = runner_factory(open_port(port))()
 rng = np.random.default_rng(0)

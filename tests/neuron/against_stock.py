@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 from gemma_neuron.pipeline import open_port, runner_factory
-from tests.equality.compare import BAR, stock_logits, worst
+from tests.equality.compare import BAR, worst
 from tests.equality.test_ranks import texts_of
+from tests.stock import stock_logits
 
 TEXTS, PROMPTS = (40, 24, 9), (30, 24, 5)
 

@@ -122,23 +122,22 @@ def test_serves_and_leaves_its_cores_in_order_or_suspect(
     with_tools = install(tmp_path / "tools", devices(), report(), sdk)
     command = [sys.executable, "-m", "gemma_neuron", "serve-local", str(port)]
     for ended_by, left in ((signal.SIGTERM, "none"), (signal.SIGKILL, "cores 0-7")):
-        server = subprocess.Popen(
+        with subprocess.Popen(
             [*command, "--port", "0", "--unvalidated"],
             env=sdk,
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
-        )
-        assert server.stdout is not None
-        ready = json.loads(server.stdout.readline())
-        body = json.dumps({"model": "m", "prompt": "a b", "max_tokens": 3}).encode()
-        request = urllib.request.Request(
-            f"{ready['url']}/v1/completions", body, {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            assert json.loads(answer.read())["usage"]["completion_tokens"] >= 1
-        os.kill(ready["pid"], ended_by)
-        server.wait(timeout=60)
+        ) as server:
+            assert server.stdout is not None
+            ready = json.loads(server.stdout.readline())
+            body = json.dumps({"model": "m", "prompt": "a b", "max_tokens": 3}).encode()
+            request = urllib.request.Request(
+                f"{ready['url']}/v1/completions", body, {"Content-Type": "application/json"}
+            )
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                assert json.loads(answer.read())["usage"]["completion_tokens"] >= 1
+            os.kill(ready["pid"], ended_by)
         checked = run(with_tools, "gemma_neuron", "doctor", "--json").document["checks"]
         checks = {check["name"]: check for check in checked}
         assert checks["suspect cores"]["found"].startswith(left), checks["suspect cores"]
