@@ -19,6 +19,8 @@ class Instance:
 
     name: str
     chip: str
+    neuroncore: str
+    """Generation of the cores: NeuronCore-v2 (Inferentia2, Trainium1) or NeuronCore-v3 (Trainium2)."""
     chips: int
     cores: int
     vcpu: int | None
@@ -26,10 +28,21 @@ class Instance:
     hbm_gib_per_core: int
     hbm_gib_s_per_core: float
     tp_possible: tuple[int, ...]
+    """Degrees that AWS's pages list or that were reported to run there."""
+    tp_note: str
+    """What is doubtful about `tp_possible`, or empty."""
 
     @property
     def hbm_bytes_per_core(self) -> int:
         return self.hbm_gib_per_core * 2**30
+
+    @property
+    def hbm_bytes_s_per_core(self) -> float:
+        return self.hbm_gib_s_per_core * 2**30
+
+    @property
+    def host_bytes(self) -> int:
+        return self.host_gib * 2**30
 
 
 @cache

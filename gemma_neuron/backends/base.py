@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Dtype = Literal["bfloat16", "float32"]
 """What a port computes in. Not float16: Gemma's activations leave its range."""
+SCORE_LENGTH = 128
+"""Positions scored at once: their logits are 1 MiB each in float32 (262,144 tokens)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ class CompileSpec:
     max_context: Annotated[int, Ge(2)]
     buckets: Annotated[tuple[Annotated[int, Ge(2)], ...], MinLen(1)]
     """Ascending."""
-    score_length: Annotated[int, Ge(1)] = 128
+    score_length: Annotated[int, Ge(1)] = SCORE_LENGTH
     layout: bool = False
     """The compiler chooses the weights' layout for decode, and every graph takes it (neuron only)."""
 

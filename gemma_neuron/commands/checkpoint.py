@@ -11,6 +11,7 @@ from gemma_neuron import settings
 from gemma_neuron.commands.options import (
     Buckets,
     Context,
+    HostMemory,
     Json,
     Slots,
     SourceArg,
@@ -20,7 +21,7 @@ from gemma_neuron.commands.options import (
 from gemma_neuron.render import emit_json, emit_lines
 
 if TYPE_CHECKING:
-    from gemma_neuron.sharding.planner import StrategyChoice
+    from gemma_neuron.sharding.candidates import StrategyChoice
 
 
 def inspect(
@@ -54,21 +55,23 @@ def plan(
     strategy: StrategyOption = "auto",
     slots: Slots = "1",
     buckets: Buckets = None,
+    host_memory: HostMemory = None,
     as_json: Json = False,
 ) -> None:
     """Lay the model over ranks, layer by layer, and price the ways. Needs config.json only."""
-    from gemma_neuron.pipeline import planned
+    from gemma_neuron.pipeline import PlanOptions, planned
     from gemma_neuron.render.plan import show_plan
 
-    result = planned(
-        source,
+    options = PlanOptions(
         tp=tp,
         instance=instance,
+        strategy=cast("StrategyChoice", strategy),
         max_context=settings.count(max_context, "--max-context"),
         slots=settings.count(slots, "--slots"),
         buckets=settings.counts(buckets, "--buckets"),
-        strategy=cast("StrategyChoice", strategy),
+        host_memory=settings.size(host_memory, "--host-memory"),
     )
+    result = planned(source, options)
     if as_json:
         emit_json(result.to_json())
     else:

@@ -22,6 +22,12 @@ Slots = Annotated[str | None, typer.Option("--slots", help="Sequences decoded at
 Buckets = Annotated[
     str | None, typer.Option("--buckets", help="Prefill lengths to compile, e.g. 128,512.")
 ]
+HostMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--host-memory", help="Host memory to stay within, e.g. 384GB; default: all but a reserve."
+    ),
+]
 BackendOption = Annotated[
     str | None,
     typer.Option("--backend", help="cpu or neuron; default: what doctor would name."),

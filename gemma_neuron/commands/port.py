@@ -13,6 +13,7 @@ from gemma_neuron.commands.options import (
     Base,
     Buckets,
     Context,
+    HostMemory,
     Json,
     Out,
     PortArg,
@@ -25,7 +26,7 @@ from gemma_neuron.render import emit_json, emit_lines, notice
 
 if TYPE_CHECKING:
     from gemma_neuron.pipeline import CompileRequest
-    from gemma_neuron.sharding.planner import StrategyChoice
+    from gemma_neuron.sharding.candidates import StrategyChoice
 
 
 def shard(
@@ -74,6 +75,7 @@ def compile_command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only write graphs and compiler flags to --out.")
     ] = False,
+    host_memory: HostMemory = None,
     as_json: Json = False,
 ) -> None:
     """Audit, plan, shard and compile; what is committed is reused."""
@@ -96,6 +98,7 @@ def compile_command(
         base=base,
         layout=layout,
         limits=Limits(stall_seconds=stall_after),
+        host_memory=settings.size(host_memory, "--host-memory"),
     )
     if dry_run:
         show_dry_run(source, request, as_json)

@@ -57,8 +57,9 @@ def compile_units(
     backend: Backend,
     notice: Notice,
     limits: Limits | None = None,
+    most_at_once: int | None = None,
 ) -> CompiledModel:
-    """Compile every unit of `spec` that is not committed. Raises CompileError."""
+    """Compile every unit of `spec` that is not committed, at most `most_at_once` together. Raises CompileError."""
     units = spec.units()
     _remove_leftovers(port, units)
     ledger.settle(port, units)
@@ -71,7 +72,7 @@ def compile_units(
         pending = _looked_up(parts, backend, reused, life)
         if pending:
             backend.require()
-        for todo, outcome in _outcomes(pending, backend, limits or Limits()):
+        for todo, outcome in _outcomes(pending, backend, limits or Limits(), most_at_once):
             was_built = _publish(port, todo, outcome, life, notice)
             (built if was_built else reused).append(todo.unit.name)
             peak = max(peak, outcome.host_peak_bytes)
@@ -136,13 +137,14 @@ def _cores() -> int:
 
 
 def _outcomes(
-    pending: list[Pending], backend: Backend, limits: Limits
+    pending: list[Pending], backend: Backend, limits: Limits, most_at_once: int | None
 ) -> Iterator[tuple[Pending, worker.Outcome]]:
-    """Run the pending units, as many at once as the back end allows, in order of completion."""
+    """Run the pending units, as many at once as the back end and `most_at_once` allow, in order of completion."""
     if not pending:
         return
     cores = _cores()
     at_once = backend.workers([todo.part for todo in pending], cores)
+    at_once = min(at_once, most_at_once or at_once)
     jobs = [
         worker.Job(
             part=todo.part,

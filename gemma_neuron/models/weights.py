@@ -8,6 +8,7 @@ from gemma_neuron.geometry import LayerGeometry, ModelGeometry
 from gemma_neuron.parameters import Cut, ParameterSpec, ParameterTable
 
 TABLE = "embed_tokens.weight"
+PER_LAYER_TABLE = "embed_tokens_per_layer.weight"
 HEAD = "lm_head.weight"
 # What stands before a text tensor's name on the hub (transformers 5 writes `model.language_model.`,
 # transformers 4 wrote `language_model.model.` for multimodal files, text-only files have `model.`).

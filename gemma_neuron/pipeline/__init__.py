@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING
 from gemma_neuron.backends.base import Runner
 from gemma_neuron.backends.registry import backend
 from gemma_neuron.compilation.buckets import choose_buckets, choose_context, choose_slots
+from gemma_neuron.pipeline.host import host_budget, most_compilers
 from gemma_neuron.pipeline.inspecting import account_for_ranks, inspected
 from gemma_neuron.pipeline.prepare import Prepared, examined, only_worker, prepare
-from gemma_neuron.pipeline.request import CompileRequest, PortResult, run_dtype
+from gemma_neuron.pipeline.request import CompileRequest, PlanOptions, PortResult, run_dtype
 from gemma_neuron.port import Port, PortRecord
 
 if TYPE_CHECKING:
     from gemma_neuron.compilation.compiler import CompiledModel
     from gemma_neuron.reports import ValidationReport
-    from gemma_neuron.sharding.planner import Planned, StrategyChoice
+    from gemma_neuron.sharding.candidates import Planned
     from gemma_neuron.sharding.writer import Progress, ShardedCheckpoint
     from gemma_neuron.tuning.merge import Merged
     from gemma_neuron.validation.export import GoldenReport
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CompileRequest",
+    "PlanOptions",
     "PortResult",
     "compile_port",
     "examined",
@@ -46,34 +48,29 @@ __all__ = [
 Notice = Callable[[str], None]
 
 
-def planned(
-    source_text: str,
-    *,
-    tp: int,
-    instance: str,
-    max_context: int | None,
-    slots: int | None,
-    buckets: tuple[int, ...] | None,
-    strategy: StrategyChoice,
-) -> Planned:
+def planned(source_text: str, request: PlanOptions) -> Planned:
     """`plan`: needs config.json only."""
     from gemma_neuron.checkpoint.source import open_source, read_config
     from gemma_neuron.instances import instance as find_instance
     from gemma_neuron.models.registry import read_geometry, read_parameter_table
+    from gemma_neuron.sharding.candidates import PlanRequest
     from gemma_neuron.sharding.planner import make_plan
 
     geometry = read_geometry(read_config(open_source(source_text)))
-    context = choose_context(geometry, max_context)
-    return make_plan(
-        geometry,
-        read_parameter_table(geometry),
-        instance=find_instance(instance),
-        tp=tp,
+    context = choose_context(geometry, request.max_context)
+    instance = find_instance(request.instance)
+    budget, origin = host_budget(request.host_memory, instance)
+    asked = PlanRequest(
+        instance=instance,
+        tp=request.tp,
         context=context,
-        slots=choose_slots(slots, default=1),
-        buckets=choose_buckets(buckets, context),
-        strategy=strategy,
+        slots=choose_slots(request.slots, default=1),
+        buckets=choose_buckets(request.buckets, context),
+        strategy=request.strategy,
+        host_budget=budget,
+        host_origin=origin,
     )
+    return make_plan(geometry, read_parameter_table(geometry), asked)
 
 
 def shard(
@@ -115,10 +112,18 @@ def compile_port(
     show_warnings(prepared.record, notice)
     geometry, port = prepared.audit.geometry, prepared.port
     assert geometry is not None
+    most_at_once = most_compilers(prepared, request)
     with only_worker(prepared):
         sharded = _shard(prepared, progress)
         compiled: CompiledModel = compile_units(
-            port, geometry, prepared.plan, port.spec, chosen, notice, request.limits
+            port,
+            geometry,
+            prepared.plan,
+            port.spec,
+            chosen,
+            notice,
+            request.limits,
+            most_at_once,
         )
     return PortResult(
         port=port.path,

@@ -10,9 +10,22 @@ from gemma_neuron.backends.base import Dtype, Limits
 from gemma_neuron.errors import UsageError
 
 if TYPE_CHECKING:
-    from gemma_neuron.sharding.planner import StrategyChoice
+    from gemma_neuron.sharding.candidates import StrategyChoice
 
 DTYPES = get_args(Dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What `plan` was asked. `host_memory`: bytes, None for what the instance has."""
+
+    tp: int
+    instance: str
+    strategy: StrategyChoice
+    max_context: int | None = None
+    slots: int | None = None
+    buckets: tuple[int, ...] | None = None
+    host_memory: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +44,8 @@ class CompileRequest:
     layout: bool = True
     """Let the compiler choose the weights' layout for decode, where the back end can."""
     limits: Limits | None = None
+    host_memory: int | None = None
+    """Bytes that may be used; None: what this machine or its container has, less a reserve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

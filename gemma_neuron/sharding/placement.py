@@ -18,8 +18,8 @@ MOST_TP = 64
 
 
 def obstacles(geometry: ModelGeometry, tp: int) -> list[str]:
-    """Why `tp` cannot be, one line per kind of obstacle with numbers; empty: it can."""
-    found = []
+    """Why `tp` cannot be, one line per kind of obstacle with layers and numbers; empty: it can."""
+    found: dict[str, list[str]] = {}
     for kind in ("sliding", "global"):
         layer = geometry.layer_of_kind(kind)
         if layer is None:
@@ -28,14 +28,29 @@ def obstacles(geometry: ModelGeometry, tp: int) -> list[str]:
         query, kv = layer.query_heads, layer.kv_heads
         replicated = query % tp != 0 and tp % query == 0
         if query % kv:
-            found.append(f"{query} query heads of {where} are no multiple of {kv} KV heads")
+            found.setdefault(f"{query} query heads are no multiple of {kv} KV heads", []).append(
+                where
+            )
         if query % tp and not replicated:
-            found.append(f"{query} query heads of {where} neither divide by {tp} nor divide it")
+            wrong = f"{query} query heads neither divide by {tp} nor divide it"
+            found.setdefault(wrong, []).append(where)
         if kv % tp and tp % kv and not replicated:
-            found.append(f"{kv} KV heads of {where} neither divide by {tp} nor divide it")
+            wrong = f"{kv} KV heads neither divide by {tp} nor divide it"
+            found.setdefault(wrong, []).append(where)
+    return [f"{wrong} in {' and '.join(where)}" for wrong, where in found.items()] + _widths(
+        geometry, tp
+    )
+
+
+def _widths(geometry: ModelGeometry, tp: int) -> list[str]:
+    """Widths and vocabularies that `tp` does not divide."""
     widths = sorted({layer.intermediate for layer in geometry.layers})
-    found += [f"MLP width {width} does not divide by {tp}" for width in widths if width % tp]
-    found += [f"{n} tokens do not divide by {tp}" for n in _vocabularies(geometry) if n % tp]
+    found = [f"MLP width {width} does not divide by {tp}" for width in widths if width % tp]
+    found += [
+        f"{n:,} tokens (vocab_size {n}) do not divide by {tp}"
+        for n in _vocabularies(geometry)
+        if n % tp
+    ]
     if geometry.experts is not None and geometry.experts.intermediate % tp:
         found.append(f"expert width {geometry.experts.intermediate} does not divide by {tp}")
     return found
@@ -60,7 +75,8 @@ def place(geometry: ModelGeometry, table: ParameterTable, tp: int, strategy: Str
         near = " or ".join(f"--tp {n}" for n in nearest_degrees(geometry, tp)) or "--tp 1"
         raise IndivisibleError(f"tp {tp} cannot be: {'; '.join(wrong)}.", f"The nearest: {near}.")
     layers = tuple(place_layer(layer, tp, strategy) for layer in geometry.layers)
-    parameters = tuple(_planned(spec, geometry, layers, tp) for spec in table)
+    known: dict[tuple[object, ...], Placement] = {}
+    parameters = tuple(_planned(spec, geometry, layers, tp, known) for spec in table)
     return ShardPlan(
         tp=tp,
         strategy=strategy,
@@ -105,11 +121,19 @@ def _replicated(layer: LayerGeometry, why: str) -> LayerPlan:
 
 
 def _planned(
-    spec: ParameterSpec, geometry: ModelGeometry, layers: tuple[LayerPlan, ...], tp: int
+    spec: ParameterSpec,
+    geometry: ModelGeometry,
+    layers: tuple[LayerPlan, ...],
+    tp: int,
+    known: dict[tuple[object, ...], Placement],
 ) -> PlannedParameter:
+    """`known` keeps the few different placements of a plan: hundreds of parameters share them."""
     layer = None if spec.layer is None else layers[spec.layer]
     kv_heads = 0 if spec.layer is None else geometry.layers[spec.layer].kv_heads
-    placement = _placement(spec.cut, layer, kv_heads, tp)
+    key = (spec.cut, None if layer is None else (layer.placement, layer.reason), kv_heads)
+    placement = known.get(key)
+    if placement is None:
+        placement = known[key] = _placement(spec.cut, layer, kv_heads, tp)
     return PlannedParameter(
         name=spec.name,
         shape=spec.shape,

@@ -1,104 +1,39 @@
 """Lay a model over ranks each way that is valid, price the ways, choose one. Pure, no torch.
 
-In: geometry, parameter table, instance, tp, context, slots. Out: `Planned` with the chosen `ShardPlan` and all
-candidates side by side. Refused: a tp that cannot be (exit 4), a context the model or the core cannot hold.
+In: geometry, parameter table, what was asked. Out: `Planned` with the chosen `ShardPlan` and all candidates side by
+side. Refused (exit 4): a tp that cannot be, a core or a host that is too small.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import NoReturn, cast, get_args
 
-from gemma_neuron.errors import DoesNotFitError, UsageError
+from gemma_neuron.backends.base import CompileSpec
+from gemma_neuron.errors import DoesNotFitError, IndivisibleError, UsageError
 from gemma_neuron.geometry import ModelGeometry
-from gemma_neuron.instances import Instance
 from gemma_neuron.parameters import ParameterTable
 from gemma_neuron.plan import ShardPlan, Strategy
+from gemma_neuron.sharding.candidates import (
+    PLAN_DTYPE,
+    Candidate,
+    Planned,
+    PlanRequest,
+    StrategyChoice,
+)
+from gemma_neuron.sharding.compile_time import compile_time
+from gemma_neuron.sharding.host_memory import HostPeaks, host_peaks, require_host_memory
+from gemma_neuron.sharding.idle import Load, degrees_that_fit, idle_uses
 from gemma_neuron.sharding.memory import (
-    RankBytes,
-    kv_bytes_per_rank,
-    kv_bytes_total,
-    parameter_count,
-    scratch_bytes,
+    RUNTIME_RESERVE_BYTES,
+    rank_bytes,
+    room,
     weight_bytes,
 )
-from gemma_neuron.sharding.placement import place
+from gemma_neuron.sharding.placement import nearest_degrees, obstacles, place
+from gemma_neuron.sharding.roofline import decode_speed
 
-StrategyChoice = Literal["auto", "replicate-global", "replicate-kv"]
-RUNTIME_RESERVE_BYTES = 2**30
-"""Held back per core for the runtime, compiled code and collectives' buffers; a stated basis."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """One strategy with its price on the instance."""
-
-    plan: ShardPlan
-    bytes: RankBytes
-    fits: bool
-    bound_tokens_per_second: float
-    reasons: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """What `plan` answers."""
-
-    geometry: ModelGeometry
-    instance: Instance
-    context: int
-    slots: int
-    dtype: str
-    chosen: Candidate
-    candidates: tuple[Candidate, ...]
-
-    @property
-    def idle_cores(self) -> int:
-        return self.instance.cores - self.chosen.plan.tp
-
-    def to_json(self) -> dict[str, Any]:
-        """The `plan` fields of the JSON contract."""
-        plan = self.chosen.plan
-        return {
-            "chosen": plan.strategy,
-            "tp": plan.tp,
-            "instance": self.instance.name,
-            "max_context": self.context,
-            "slots": self.slots,
-            "dtype": self.dtype,
-            "candidates": [_candidate_json(c) for c in self.candidates],
-            "layers": [
-                {
-                    "index": layer.index,
-                    "kind": layer.kind,
-                    "placement": layer.placement,
-                    "query_heads_per_rank": layer.query_heads_per_rank,
-                    "kv_heads_per_rank": layer.kv_heads_per_rank,
-                    "head_dim": layer.head_dim,
-                }
-                for layer in plan.layers
-            ],
-            "parameters": parameter_count(plan),
-            "kv_bytes_total": kv_bytes_total(self.geometry, self.context, self.slots, self.dtype),
-            "idle_cores": self.idle_cores,
-        }
-
-
-def _candidate_json(candidate: Candidate) -> dict[str, Any]:
-    return {
-        "strategy": candidate.plan.strategy,
-        "fits": candidate.fits,
-        "weight_bytes_per_rank": candidate.bytes.weights,
-        "kv_bytes_per_rank": candidate.bytes.kv,
-        "scratch_bytes_per_rank": candidate.bytes.scratch,
-        "total_bytes_per_rank": candidate.bytes.total,
-        # No expectation is given until it is calibrated on published runs.
-        "decode_tokens_per_second": {
-            "bound": round(candidate.bound_tokens_per_second, 1),
-            "expected": None,
-        },
-        "reasons": list(candidate.reasons),
-    }
+CONTEXT_STEP = 1024
+"""Contexts that a refusal names are multiples of this."""
 
 
 def layout(
@@ -121,73 +56,188 @@ def strategies(choice: str) -> tuple[Strategy, ...]:
     return ("replicate-kv", "replicate-global") if choice == "auto" else (cast(Strategy, choice),)
 
 
-def make_plan(
-    geometry: ModelGeometry,
-    table: ParameterTable,
-    *,
-    instance: Instance,
-    tp: int,
-    context: int,
-    slots: int,
-    buckets: tuple[int, ...],
-    strategy: StrategyChoice,
-) -> Planned:
+def make_plan(geometry: ModelGeometry, table: ParameterTable, asked: PlanRequest) -> Planned:
     """All candidates and the chosen one. Raises IndivisibleError or DoesNotFitError."""
-    if tp > instance.cores:
-        raise DoesNotFitError(
-            f"tp {tp} needs {tp} NeuronCores; {instance.name} has {instance.cores}.",
-            f"Use --tp {max(n for n in instance.tp_possible)} or less, or a larger --instance.",
-        )
-    dtype = "bfloat16"
-    strategies(strategy)
-    candidates = tuple(
-        _priced(
-            geometry, place(geometry, table, tp, name), instance, context, slots, buckets, dtype
-        )
-        for name in strategies("auto")
-    )
-    allowed = [c for c in candidates if c.plan.strategy in strategies(strategy)]
+    strategies(asked.strategy)
+    _require_degree(geometry, table, asked)
+    plans = [place(geometry, table, asked.tp, name) for name in strategies("auto")]
+    candidates = _explained([_priced(geometry, plan, asked) for plan in plans], geometry, asked)
+    allowed = [c for c in candidates if c.plan.strategy in strategies(asked.strategy)]
     chosen = min(allowed, key=lambda c: (not c.fits, c.bytes.total))
     if not chosen.fits:
-        raise DoesNotFitError(
-            f"{chosen.plan.strategy} at tp {tp} needs {chosen.bytes.total:,} bytes a core "
-            f"({chosen.bytes.weights:,} weights, {chosen.bytes.kv:,} KV cache for {slots} slots of "
-            f"{context}, {chosen.bytes.scratch:,} scratch); {instance.name} has "
-            f"{instance.hbm_bytes_per_core - RUNTIME_RESERVE_BYTES:,} after the runtime's reserve.",
-            "Lower --max-context or --slots, or raise --tp.",
-        )
+        _refuse_bytes(geometry, table, asked, chosen)
+    host = _host(geometry, table, chosen.plan, asked)
     return Planned(
         geometry=geometry,
-        instance=instance,
-        context=context,
-        slots=slots,
-        dtype=dtype,
+        asked=asked,
         chosen=chosen,
         candidates=candidates,
+        decision=_decision(candidates, chosen, asked),
+        host=host,
+        idle_uses=idle_uses(geometry, table, asked.instance, asked.tp, _load(asked)),
+        compile_time=compile_time(geometry, asked.tp, asked.instance.chip),
+        notes=_notes(asked),
     )
 
 
-def _priced(
-    geometry: ModelGeometry,
-    plan: ShardPlan,
-    instance: Instance,
-    context: int,
-    slots: int,
-    buckets: tuple[int, ...],
-    dtype: str,
-) -> Candidate:
-    used = RankBytes(
-        weights=weight_bytes(plan, dtype),
-        kv=kv_bytes_per_rank(geometry, plan, context, slots, dtype),
-        scratch=scratch_bytes(geometry, plan, max(buckets), dtype),
-    )
-    room = instance.hbm_bytes_per_core - RUNTIME_RESERVE_BYTES
-    per_second = instance.hbm_gib_s_per_core * 2**30
-    one_slot = kv_bytes_per_rank(geometry, plan, context, 1, dtype)
+def _load(asked: PlanRequest) -> Load:
+    return Load(context=asked.context, slots=asked.slots, buckets=asked.buckets, dtype=PLAN_DTYPE)
+
+
+def _require_degree(geometry: ModelGeometry, table: ParameterTable, asked: PlanRequest) -> None:
+    """Refuse a degree that the heads, widths or the instance rule out, with the nearest that work."""
+    tp, instance = asked.tp, asked.instance
+    wrong = [f"tp is {tp}; at least 1 is needed"] if tp < 1 else obstacles(geometry, tp)
+    if wrong:
+        near = [
+            f"--tp {n}" + ("" if n <= instance.cores else f" on an instance with {n} cores or more")
+            for n in nearest_degrees(geometry, tp)
+        ]
+        raise IndivisibleError(
+            f"tp {tp} cannot be: {'; '.join(wrong)}.", f"The nearest: {' or '.join(near)}."
+        )
+    if tp > instance.cores:
+        fitting = degrees_that_fit(geometry, table, instance, _load(asked))
+        near = [f"--tp {n}" for n in fitting[-2:]]
+        raise DoesNotFitError(
+            f"tp {tp} needs {tp} NeuronCores; {instance.name} has {instance.cores}.",
+            f"The nearest that fit there: {' or '.join(near)}."
+            if near
+            else "No degree fits there: take a larger --instance.",
+        )
+
+
+def _priced(geometry: ModelGeometry, plan: ShardPlan, asked: PlanRequest) -> Candidate:
+    used = rank_bytes(geometry, plan, asked.context, asked.slots, asked.buckets, PLAN_DTYPE)
     return Candidate(
         plan=plan,
         bytes=used,
-        fits=used.total <= room,
-        bound_tokens_per_second=per_second / (used.weights + one_slot),
+        fits=used.total <= room(asked.instance),
+        speed=decode_speed(geometry, plan, asked.instance, asked.context, asked.slots, PLAN_DTYPE),
         reasons=plan.reasons,
     )
+
+
+def _explained(
+    candidates: list[Candidate], geometry: ModelGeometry, asked: PlanRequest
+) -> tuple[Candidate, ...]:
+    """Each candidate with what it costs beside the cheapest, and why it does not fit if it does not."""
+    least = min(candidates, key=lambda c: c.bytes.total)
+    explained = []
+    for candidate in candidates:
+        more = list(candidate.reasons or ("every layer's heads divide over the ranks",))
+        weights = candidate.bytes.weights - least.bytes.weights
+        kv = candidate.bytes.kv - least.bytes.kv
+        if weights or kv:
+            more.append(
+                f"costs {weights / 1e9:.2f} GB of weights and {kv / 1e9:.2f} GB of KV cache a core more"
+            )
+        if not candidate.fits:
+            missing = candidate.bytes.total - room(asked.instance)
+            more.append(f"does not fit: {missing / 1e9:.2f} GB a core too much")
+        explained.append(
+            Candidate(
+                plan=candidate.plan,
+                bytes=candidate.bytes,
+                fits=candidate.fits,
+                speed=candidate.speed,
+                reasons=tuple(more),
+            )
+        )
+    return tuple(explained)
+
+
+def _decision(candidates: tuple[Candidate, ...], chosen: Candidate, asked: PlanRequest) -> str:
+    """What decided, in one sentence with the numbers."""
+    name = chosen.plan.strategy
+    others = [c for c in candidates if c is not chosen]
+    if asked.strategy != "auto":
+        return f"{name} was asked for."
+    if all(c.bytes == chosen.bytes for c in others):
+        return f"At tp {asked.tp} both strategies are one layout."
+    other = min(others, key=lambda c: c.bytes.total)
+    return (
+        f"auto takes {name}: {chosen.bytes.total / 1e9:.2f} GB a core instead of "
+        f"{other.bytes.total / 1e9:.2f}, and at most {chosen.speed.bound:.1f} tokens/s instead of "
+        f"{other.speed.bound:.1f}"
+        + ("." if other.fits else f"; {other.plan.strategy} does not fit.")
+    )
+
+
+def _refuse_bytes(
+    geometry: ModelGeometry, table: ParameterTable, asked: PlanRequest, chosen: Candidate
+) -> NoReturn:
+    instance, used, plan = asked.instance, chosen.bytes, chosen.plan
+    ways = [f"--tp {n}" for n in degrees_that_fit(geometry, table, instance, _load(asked))[:2]]
+    shorter = [n for n in asked.buckets if _fits(geometry, plan, asked, buckets=(n,))]
+    if shorter:
+        ways.append(f"--buckets {','.join(map(str, shorter))}")
+    if (most := _longest_context(geometry, plan, asked)) >= CONTEXT_STEP:
+        ways.append(f"--max-context {most}")
+    raise DoesNotFitError(
+        f"{plan.strategy} at tp {asked.tp} needs {used.total:,} bytes a core "
+        f"({used.weights:,} weights, {used.kv:,} KV cache for {asked.slots} slots of "
+        f"{asked.context}, {used.scratch:,} scratch); {instance.name} has {room(instance):,} after "
+        f"{RUNTIME_RESERVE_BYTES:,} for the runtime.",
+        f"What fits there: {' or '.join(ways)}."
+        if ways
+        else "Nothing of this model fits there: take a larger --instance, or fewer --slots.",
+    )
+
+
+def _fits(
+    geometry: ModelGeometry,
+    plan: ShardPlan,
+    asked: PlanRequest,
+    *,
+    context: int | None = None,
+    buckets: tuple[int, ...] | None = None,
+) -> bool:
+    """Whether a core holds the plan with another context or other buckets than asked."""
+    used = rank_bytes(
+        geometry,
+        plan,
+        asked.context if context is None else context,
+        asked.slots,
+        asked.buckets if buckets is None else buckets,
+        PLAN_DTYPE,
+    )
+    return used.total <= room(asked.instance)
+
+
+def _longest_context(geometry: ModelGeometry, plan: ShardPlan, asked: PlanRequest) -> int:
+    """The longest context below the asked one, in steps, that fits; 0 when none does."""
+    low, high = 0, (asked.context - 1) // CONTEXT_STEP
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = _fits(geometry, plan, asked, context=middle * CONTEXT_STEP)
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low * CONTEXT_STEP
+
+
+def _host(
+    geometry: ModelGeometry, table: ParameterTable, plan: ShardPlan, asked: PlanRequest
+) -> HostPeaks:
+    units = CompileSpec(
+        backend="neuron",
+        dtype=PLAN_DTYPE,
+        slots=asked.slots,
+        max_context=asked.context,
+        buckets=asked.buckets,
+    ).units()
+    peaks = host_peaks(
+        geometry, table, plan, units, budget=asked.host_budget, origin=asked.host_origin
+    )
+    require_host_memory(peaks, units)
+    return peaks
+
+
+def _notes(asked: PlanRequest) -> tuple[str, ...]:
+    """What a user should know of the degree on this instance."""
+    instance, notes = asked.instance, []
+    if asked.tp not in instance.tp_possible:
+        listed = ", ".join(map(str, instance.tp_possible))
+        notes.append(f"tp {asked.tp} is on no list for {instance.name} ({listed}): probe it first.")
+    elif f"tp {asked.tp} " in instance.tp_note:
+        notes.append(f"{instance.name}: {instance.tp_note}.")
+    return tuple(notes)

@@ -10,12 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import run
 from tests.tiny import gemma4_config, write_json, write_tiny_gemma4
-
-
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gemma_neuron", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def refused(code: int, *arguments: object) -> str:

@@ -6,7 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemma_neuron.geometry import LayerGeometry, ModelGeometry
-from gemma_neuron.models.weights import attention_specs, mlp_specs, shared_specs, table_of
+from gemma_neuron.models.weights import (
+    PER_LAYER_TABLE,
+    attention_specs,
+    mlp_specs,
+    shared_specs,
+    table_of,
+)
 from gemma_neuron.parameters import Cut, ParameterSpec, ParameterTable
 
 SKIPPED = {
@@ -53,7 +59,7 @@ def _per_layer_tables(g: ModelGeometry) -> Iterator[ParameterSpec]:
         return
     packed = len(g.layers) * g.per_layer_input
     yield ParameterSpec(
-        name="embed_tokens_per_layer.weight",
+        name=PER_LAYER_TABLE,
         shape=(g.per_layer_vocab, packed),
         cut=Cut.VOCAB_ROWS,
     )
