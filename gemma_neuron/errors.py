@@ -8,7 +8,8 @@
       IntegrityError 5          PortIncompleteError
       CompileError 6
       ValidationFailed 7        UnvalidatedPortError
-      EnvironmentProblem 8      BackendUnavailableError, CompilerMissingError, ReferenceUnavailableError
+      EnvironmentProblem 8      BackendUnavailableError, CompilerMissingError, ReferenceUnavailableError,
+                                AccessError, NetworkError, DiskFullError
       Interrupted 75            work is left; the same command goes on
         Cancelled 130
 
@@ -151,6 +152,18 @@ class CompilerMissingError(EnvironmentProblem):
 
 class ReferenceUnavailableError(EnvironmentProblem):
     """Neither a golden nor the checkpoint is at hand."""
+
+
+class AccessError(EnvironmentProblem):
+    """A hub or bucket does not let this user in: gated, private, no token, no credentials, no right."""
+
+
+class NetworkError(EnvironmentProblem):
+    """A hub or bucket could not be reached, or kept failing, within the bounds of retrying."""
+
+
+class DiskFullError(EnvironmentProblem):
+    """What is to be written does not fit on the disk."""
 
 
 class Interrupted(GemmaNeuronError):
