@@ -15,7 +15,8 @@ from gemma_neuron.checkpoint.index import CheckpointIndex, TensorEntry
 from gemma_neuron.checkpoint.ledger import Ledger, build_ledger
 from gemma_neuron.checkpoint.prompt_files import prompt_facts
 from gemma_neuron.checkpoint.scan import Progress, scan_values
-from gemma_neuron.checkpoint.source import CONFIG_NAME, Source, read_config
+from gemma_neuron.checkpoint.selection import CONFIG_NAME
+from gemma_neuron.checkpoint.source import Source, read_config
 from gemma_neuron.checkpoint.values import read_buffers
 from gemma_neuron.errors import AuditFailed, CheckpointError
 from gemma_neuron.geometry import ModelGeometry

@@ -9,19 +9,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gemma_neuron.checkpoint.header import TensorEntry
-from gemma_neuron.checkpoint.source import (
+from gemma_neuron.checkpoint.selection import (
     ADAPTER_CONFIG_NAME,
     CONFIG_NAME,
-    Source,
-    read_optional_json,
+    OF_OTHER_FRAMEWORKS,
+    PICKLED,
 )
+from gemma_neuron.checkpoint.source import Source, read_optional_json
 from gemma_neuron.checkpoint.token_ids import TOKENIZER_CONFIG_NAME
 from gemma_neuron.errors import ConfigError
 from gemma_neuron.reports import Finding, FindingKind
 
-PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 NOT_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "tokenizer", "scaler")
-OF_OTHER_FRAMEWORKS = (".msgpack", ".h5", ".keras", ".onnx", ".tflite", ".npz", ".ot", ".mlmodel")
 ADAPTER_MARKS = (".lora_A.", ".lora_B.", ".lora_embedding_", ".base_layer.", ".modules_to_save.")
 QUANTISED_ENDINGS = {
     ".qweight": "GPTQ or AWQ", ".qzeros": "GPTQ or AWQ", ".g_idx": "GPTQ", ".scales": "GPTQ, AWQ or MLX",

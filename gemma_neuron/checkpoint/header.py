@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma_neuron.checkpoint.reading import BadJsonError, parse_json
+from gemma_neuron.checkpoint.selection import LONGEST_NAME, is_plain_name
 from gemma_neuron.checkpoint.storage import OpenFile
 from gemma_neuron.reports import Finding, FindingKind
 
@@ -31,7 +32,6 @@ MOST_VALUES = 1_000_000
 Python keeps in 64: without a bound a header of 100 MB would become gigabytes."""
 MOST_AXES = 16
 LARGEST_NUMBER = 2**63 - 1
-LONGEST_NAME = 512
 LFS_POINTER = b"version https://git-lfs"
 """What a clone without git-lfs leaves in the place of each weights file."""
 
@@ -73,11 +73,6 @@ def read_header(opened: OpenFile, file: Path) -> FileHeader:
         return FileHeader(file, size, raw, (), (short,))
     tensors, findings = _Parser(file, 8 + length, size).parse(raw)
     return FileHeader(file, size, raw, tensors, findings)
-
-
-def is_plain_name(name: str, longest: int = LONGEST_NAME) -> bool:
-    """Printable, without blanks at the ends, of bounded length: safe to show and to use as a key."""
-    return 0 < len(name) <= longest and name.isprintable() and name == name.strip()
 
 
 def _finding(kind: FindingKind, what: str, file: str, tensor: str = "") -> Finding:

@@ -10,12 +10,18 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemma_neuron.checkpoint.findings import FindingList
-from gemma_neuron.checkpoint.header import FileHeader, TensorEntry, is_plain_name, read_header
+from gemma_neuron.checkpoint.header import FileHeader, TensorEntry, read_header
 from gemma_neuron.checkpoint.reading import BadJsonError, RefusedFileError
+from gemma_neuron.checkpoint.selection import (
+    INDEX_LIMIT,
+    INDEX_NAME,
+    SINGLE_NAME,
+    is_plain_file_name,
+    is_weights,
+)
 from gemma_neuron.checkpoint.source import Source
 from gemma_neuron.checkpoint.storage import OpenFile, read_json_object
 from gemma_neuron.errors import CheckpointError
@@ -25,15 +31,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SINGLE_NAME = "model.safetensors"
-INDEX_NAME = "model.safetensors.index.json"
-INDEX_LIMIT = 100 * 1024 * 1024
 SAMPLE_BYTES = 4096
 """Read from the start of each tensor for the digest: two checkpoints of one geometry have equal headers."""
 READERS = 8
 """Small ranges asked for at once from a remote source."""
 
-__all__ = ["INDEX_NAME", "SINGLE_NAME", "CheckpointIndex", "TensorEntry"]
+__all__ = ["CheckpointIndex", "TensorEntry"]
 
 
 @dataclass(frozen=True)
@@ -114,11 +117,7 @@ class _Builder:
     """Tensors whose file in the index was refused: named there all the same."""
 
     def build(self) -> CheckpointIndex:
-        present = [
-            name
-            for name in self.source.files.names()
-            if name.endswith(".safetensors") and not name.startswith("adapter_")
-        ]
+        present = [name for name in self.source.files.names() if is_weights(name)]
         weight_map = self._weight_map()
         names = self._files_in_use(present, weight_map)
         headers = [header for name in names if (header := self._header(name, weight_map))]
@@ -174,7 +173,7 @@ class _Builder:
                     tensor=tensor[:80],
                     file=INDEX_NAME,
                 )
-            elif not _is_plain_file_name(file):
+            elif not (is_plain_file_name(file) and file.endswith(".safetensors")):
                 if file not in refused:
                     self._add(
                         "unsafe-name",
@@ -258,14 +257,3 @@ class _Builder:
                     tensor=tensor,
                     file=file,
                 )
-
-
-def _is_plain_file_name(name: str) -> bool:
-    """One part, visible, no separators of any system: the hub keeps a model's weights in one folder."""
-    return (
-        is_plain_name(name, 255)
-        and Path(name).name == name
-        and not name.startswith(".")
-        and not any(mark in name for mark in "/\\:")
-        and name.endswith(".safetensors")
-    )

@@ -18,6 +18,8 @@ from gemma_neuron.errors import CheckpointError
 
 MOST_JSON_VALUES = 8_000_000
 """Gemma's tokenizer.json, the largest file read so, has about two million."""
+SHARED_MARKER = ".huggingface-shared-blobs"
+"""What huggingface_hub 2 marks the folder of blobs with that a cache's repositories share."""
 
 
 class RefusedFileError(CheckpointError):
@@ -31,12 +33,17 @@ class BadJsonError(ValueError):
 def allowed_roots(folder: Path) -> tuple[Path, ...]:
     """Where a link inside `folder` may end: the folder, and a hub snapshot's own blobs.
 
-    The hub cache is `models--org--name/snapshots/<commit>/<file>` → `../../blobs/<digest>`.
+    The hub cache is `models--org--name/snapshots/<commit>/<file>` → `../../blobs/<digest>`, which may itself be a
+    link into the cache's `blobs/` that all repositories share.
     """
     real = Path(os.path.realpath(folder))
-    if real.parent.name == "snapshots":
-        return real, real.parent.parent / "blobs"
-    return (real,)
+    if real.parent.name != "snapshots":
+        return (real,)
+    repository = real.parent.parent
+    shared = repository.parent / "blobs"
+    if repository.name.startswith("models--") and (shared / SHARED_MARKER).is_file():
+        return real, repository / "blobs", shared
+    return real, repository / "blobs"
 
 
 @contextmanager

@@ -1,59 +1,30 @@
 """Where a checkpoint comes from, and its small files.
 
 In: SOURCE as typed. Out: `Source`, its config, copies of what a port must carry.
-Refused: what is no folder with a config.json; hub ids and s3:// for now (exit 2).
+Refused: what is neither a folder with a config.json nor a hub id. An s3:// URI is opened by the pipeline.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
 from gemma_neuron.checkpoint.reading import BadJsonError, RefusedFileError
+from gemma_neuron.checkpoint.selection import (
+    ADAPTER_CONFIG_NAME,
+    CONFIG_NAME,
+    PROMPT_FILES,
+    is_small_file,
+)
 from gemma_neuron.checkpoint.storage import FileStore, LocalFiles, read_json_object, read_small
 from gemma_neuron.errors import CheckpointError, ConfigError, SourceNotFoundError, UsageError
 
-CONFIG_NAME = "config.json"
-ADAPTER_CONFIG_NAME = "adapter_config.json"
 CONFIG_LIMIT = 4 * 1024 * 1024
 SMALL_FILE_LIMIT = 128 * 1024 * 1024
 """Gemma's tokenizer.json is the largest, about 33 MB."""
-SMALL_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "validation.toml",
-    "provenance.json",
-    "*license*",
-    "*licence*",
-    "*notice*",
-    "*terms*",
-    "readme*",
-    "*.md",
-)
-"""Copied verbatim into a port's `source/`; patterns are matched without regard to case. The chat template
-is a file of its own in Gemma 4: a fetch that left it behind is how the original port lost its prompt."""
-PROMPT_FILES = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-)
-"""What decides the ids a model is given and where it stops; sorted."""
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 
 
@@ -70,17 +41,29 @@ class Source:
     files: FileStore
     revision: str = ""
 
+    def __str__(self) -> str:
+        """Where the bytes are to be had again, on this machine or another."""
+        if self.kind == "folder":
+            return str(self.folder.resolve())
+        return f"{self.uri.partition('@')[0]}@{self.revision}" if self.revision else self.uri
 
-def open_source(text: str) -> Source:
-    """The source named by `text`. Raises UsageError (not yet) or SourceNotFoundError."""
+
+def open_source(
+    text: str, tell: Callable[[str], None] = lambda _: None, *, config_only: bool = False
+) -> Source:
+    """The folder or hub repository named by `text`; of a repository the small files are downloaded.
+
+    `config_only`: config.json alone. `tell` gets lines for the user. Raises UsageError, SourceNotFoundError, and
+    for the hub AccessError, NetworkError and DiskFullError.
+    """
     if not text.strip():
-        raise UsageError("SOURCE is empty.", "Name the checkpoint's folder.")
-    if text.startswith("s3://"):
-        raise UsageError(
-            f"{text}: checkpoints on S3 cannot be read yet.",
-            "Copy it to a folder first: `aws s3 sync URI FOLDER`.",
-        )
+        raise UsageError("SOURCE is empty.", "Name the checkpoint's folder or hub id.")
     folder = Path(text).expanduser().absolute()
+    if HUB_ID.fullmatch(text) and not folder.exists():
+        from gemma_neuron.checkpoint.hub.opening import open_hub
+        from gemma_neuron.checkpoint.remote import open_remote
+
+        return open_remote(open_hub(text, tell), config_only=config_only)
     try:
         return _open_folder(text, folder)
     except OSError as error:
@@ -91,13 +74,9 @@ def open_source(text: str) -> Source:
 
 def _open_folder(text: str, folder: Path) -> Source:
     if not folder.exists():
-        if HUB_ID.fullmatch(text) and not folder.parent.exists():
-            raise UsageError(
-                f"There is no folder {text}, and hub ids cannot be read yet.",
-                f"Fetch it first: `hf download {text.partition('@')[0]} --local-dir FOLDER`.",
-            )
         raise SourceNotFoundError(
-            f"There is no folder {text}.", "Check the path of the checkpoint."
+            f"There is no folder {text}, and it is no hub id (org/name[@revision]).",
+            "Check the path of the checkpoint.",
         )
     if not folder.is_dir():
         raise SourceNotFoundError(
@@ -173,9 +152,7 @@ def small_file_names(source: Source) -> list[str]:
     return [
         name
         for name in source.files.names()
-        if any(fnmatchcase(name.lower(), pattern) for pattern in SMALL_FILES)
-        and not name.lower().endswith(WEIGHT_SUFFIXES)
-        and not (source.folder / name).is_dir()
+        if is_small_file(name) and not (source.folder / name).is_dir()
     ]
 
 

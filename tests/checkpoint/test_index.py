@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gemma_neuron.checkpoint.index import INDEX_NAME, SINGLE_NAME, CheckpointIndex
+from gemma_neuron.checkpoint.index import CheckpointIndex
+from gemma_neuron.checkpoint.selection import INDEX_NAME, SINGLE_NAME
 from gemma_neuron.checkpoint.source import open_source
 from gemma_neuron.checkpoint.values import to_float
 from gemma_neuron.errors import CheckpointError

@@ -24,15 +24,6 @@ def test_folder_is_opened_as_given(gemma4: Path) -> None:
     assert read_config(source)["model_type"] == "gemma4"
 
 
-@pytest.mark.parametrize("text", ["s3://bucket/prefix", "google/gemma-4-31B-it", "google/g@main"])
-def test_hub_and_s3_are_refused_for_now_with_a_way_out(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        open_source(text)
-    assert caught.value.exit_code == 2
-    assert "yet" in caught.value.message
-    assert caught.value.hint
-
-
 def test_missing_folder_is_not_taken_for_a_hub_id(tmp_path: Path) -> None:
     with pytest.raises(SourceNotFoundError) as caught:
         open_source(str(tmp_path / "gone"))
