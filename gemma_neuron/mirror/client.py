@@ -1,0 +1,180 @@
+"""One S3 client, by boto3's own conventions, and what a store's refusals mean.
+
+In: nothing but botocore's environment variables and files. Out: a client; AccessError, NetworkError and
+SourceNotFoundError with a remedy. Instance credentials come by IMDSv2 only: version 1 answers to any request that
+a program can be talked into making.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import boto3
+import botocore.exceptions as failures
+import botocore.session
+from botocore.config import Config
+
+from gemma_neuron import __version__
+from gemma_neuron.errors import AccessError, GemmaNeuronError, NetworkError, SourceNotFoundError
+from gemma_neuron.transfer import WORKERS, CutShortError
+
+CONNECT_SECONDS = 10
+READ_SECONDS = 60
+AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
+LOST = (
+    failures.HTTPClientError,  # reads, proxies, TLS, closed connections
+    failures.ConnectionError,  # no answer at all
+    failures.ResponseStreamingError,
+    failures.IncompleteReadError,
+    failures.FlexibleChecksumError,
+)
+NO_CREDENTIALS = (
+    failures.NoCredentialsError,
+    failures.CredentialRetrievalError,
+    failures.PartialCredentialsError,
+    failures.TokenRetrievalError,
+    failures.MetadataRetrievalError,
+    failures.SSOError,
+    failures.ProfileNotFound,
+    failures.ConfigParseError,
+)
+BAD_CREDENTIALS = (
+    "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired",
+    "InvalidClientTokenId", "RequestTimeTooSkewed",
+)  # fmt: skip
+BUSY = (
+    "SlowDown",
+    "RequestTimeout",
+    "InternalError",
+    "ServiceUnavailable",
+    "Throttling",
+    "503",
+    "500",
+    "502",
+    "504",
+)
+
+
+def s3_client() -> Any:
+    """A client for the store that the environment names (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or AWS).
+
+    Another store than AWS is spoken to with the bucket in the path, as all of them understand, unless the
+    profile sets an addressing style of its own. Raises AccessError without usable configuration.
+    """
+    try:
+        core = botocore.session.get_session()
+        core.set_config_variable("ec2_metadata_v1_disabled", True)
+        session = boto3.Session(botocore_session=core)
+        config = Config(
+            connect_timeout=CONNECT_SECONDS,
+            read_timeout=READ_SECONDS,
+            max_pool_connections=2 * WORKERS,
+            user_agent_extra=f"gemma-neuron/{__version__}",
+        )
+        client = session.client("s3", config=config)
+        host = urlsplit(client.meta.endpoint_url).hostname or ""
+        style = (core.get_config_variable("s3") or {}).get("addressing_style")
+        if not host.endswith(AWS_HOSTS) and not style:
+            config = config.merge(Config(s3={"addressing_style": "path"}))
+            client = session.client("s3", config=config)
+    except failures.NoRegionError as error:
+        raise AccessError(
+            "boto3 found no AWS region.", "Set AWS_REGION, or region in the profile."
+        ) from error
+    except NO_CREDENTIALS as error:
+        raise _no_credentials(error) from error
+    except ValueError as error:
+        raise AccessError(
+            f"boto3's configuration cannot be used: {error}.",
+            "Check AWS_ENDPOINT_URL_S3 and AWS_REGION.",
+        ) from error
+    return client
+
+
+def worth_retrying(error: Exception) -> bool:
+    """Whether a transfer may go on after this error; boto3 itself retries single requests."""
+    return isinstance(error, LOST) or (
+        isinstance(error, failures.ClientError) and _code(error) in BUSY
+    )
+
+
+@contextmanager
+def s3_errors(uri: str, bucket: str) -> Iterator[None]:
+    """Errors of the store become this toolkit's, each with what to do."""
+    try:
+        yield
+    except GemmaNeuronError:
+        raise
+    except NO_CREDENTIALS as error:
+        raise _no_credentials(error) from error
+    except failures.ClientError as error:
+        raise _refused(error, uri, bucket) from error
+    except (*LOST, CutShortError) as error:
+        raise NetworkError(
+            f"{uri} could not be read, tried again and again, at last {type(error).__name__}: {error}",
+            "Check the network and AWS_ENDPOINT_URL_S3, then run the same command: it goes on.",
+        ) from error
+    except failures.BotoCoreError as error:
+        raise AccessError(
+            f"{uri} cannot be asked for: {type(error).__name__}: {error}",
+            "Check AWS_REGION, AWS_ENDPOINT_URL_S3 and the profile.",
+        ) from error
+
+
+def _no_credentials(error: Exception) -> AccessError:
+    return AccessError(
+        f"There are no usable AWS credentials: {error}",
+        "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the instance a role.",
+    )
+
+
+def _code(error: failures.ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _refused(error: failures.ClientError, uri: str, bucket: str) -> GemmaNeuronError:
+    code = _code(error)
+    said = str(error.response.get("Error", {}).get("Message", ""))[:300]
+    if code == "NoSuchBucket":
+        return AccessError(
+            f"{uri}: there is no bucket {bucket} in this store.",
+            "Check the name, AWS_REGION and AWS_ENDPOINT_URL_S3.",
+        )
+    if code in ("404", "NoSuchKey"):
+        return SourceNotFoundError(
+            f"{uri}: an object is gone: {said}", "Check what is under the prefix."
+        )
+    if code in ("412", "PreconditionFailed"):
+        return NetworkError(
+            f"{uri}: an object was replaced while it was read.", "Run the same command again."
+        )
+    if code in BAD_CREDENTIALS:
+        return AccessError(
+            f"{uri}: the store does not accept these credentials ({code}: {said}).",
+            "Renew them: aws sso login, a new key, or the right AWS_PROFILE; check the machine's clock.",
+        )
+    if code in ("AccessDenied", "403", "AllAccessDisabled", "UnauthorizedAccess"):
+        return AccessError(
+            f"{uri}: these credentials may not read it ({code}: {said}).",
+            f"Grant s3:ListBucket on {bucket} and s3:GetObject under the prefix (kms:Decrypt if encrypted).",
+        )
+    if code in (
+        "PermanentRedirect",
+        "301",
+        "AuthorizationHeaderMalformed",
+        "IllegalLocationConstraintException",
+    ):
+        return AccessError(
+            f"{uri}: the bucket is in another region ({said}).",
+            "Set AWS_REGION to the bucket's region.",
+        )
+    if code in BUSY:
+        return NetworkError(
+            f"{uri}: the store kept answering {code}: {said}", "Run the same command later."
+        )
+    return AccessError(
+        f"{uri}: the store refused with {code}: {said}", "Check the store and the URI."
+    )
