@@ -273,7 +273,10 @@ def check_out_folder(path: Path, fingerprints: Fingerprints) -> None:
     found = Port(path).record.fingerprints
     for field in type(found).model_fields:
         had, now = getattr(found, field), getattr(fingerprints, field)
-        if had != now:
+        not_read_yet = (
+            field == "checkpoint" and not now
+        )  # of a source that is still to be downloaded
+        if had != now and not not_read_yet:
             raise PortMismatchError(
                 f"--out {path} holds another port: its {FINGERPRINT_NAMES.get(field, field)} is "
                 f"{had[:16] or 'none'}, this source and plan give {now[:16] or 'none'}.",

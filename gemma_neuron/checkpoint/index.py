@@ -19,7 +19,7 @@ from gemma_neuron.checkpoint.selection import (
     INDEX_LIMIT,
     INDEX_NAME,
     SINGLE_NAME,
-    is_plain_file_name,
+    is_plain_weights_name,
     is_weights,
 )
 from gemma_neuron.checkpoint.source import Source
@@ -164,7 +164,7 @@ class _Builder:
             return None
         result, refused = {}, set()
         for tensor, file in found.items():
-            if not isinstance(file, str) or not _is_plain_file_name(file):
+            if not isinstance(file, str) or not is_plain_weights_name(file):
                 self.misplaced.add(tensor)
             if not isinstance(file, str):
                 self._add(
@@ -173,7 +173,7 @@ class _Builder:
                     tensor=tensor[:80],
                     file=INDEX_NAME,
                 )
-            elif not (is_plain_file_name(file) and file.endswith(".safetensors")):
+            elif not is_plain_weights_name(file):
                 if file not in refused:
                     self._add(
                         "unsafe-name",

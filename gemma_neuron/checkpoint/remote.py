@@ -19,6 +19,7 @@ from gemma_neuron.checkpoint.selection import (
     INDEX_LIMIT,
     INDEX_NAME,
     is_plain_file_name,
+    is_plain_weights_name,
     is_small_file,
     is_weights,
     weights_in_use,
@@ -213,7 +214,7 @@ def _weight_map(origin: RemoteFolder) -> dict[str, str] | None:
         {
             tensor: file
             for tensor, file in mapped.items()
-            if isinstance(file, str) and is_plain_file_name(file) and is_weights(file)
+            if isinstance(file, str) and is_plain_weights_name(file)
         }
         if isinstance(mapped, dict)
         else None

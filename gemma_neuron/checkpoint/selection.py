@@ -83,6 +83,11 @@ def is_plain_file_name(name: str) -> bool:
     )
 
 
+def is_plain_weights_name(name: str) -> bool:
+    """What an index may name."""
+    return is_plain_file_name(name) and name.endswith(".safetensors")
+
+
 def weights_in_use(present: Iterable[str], weight_map: dict[str, str] | None) -> list[str]:
     """The files that stock transformers would load: the index's, else the single one, else all there are."""
     if weight_map:

@@ -36,9 +36,10 @@ def inspect(
     from gemma_neuron.pipeline import inspected
     from gemma_neuron.render import ByteProgress
     from gemma_neuron.render.audit import show_audit
+    from gemma_neuron.render.download import Download
 
     progress = ByteProgress("values", 0)
-    report = inspected(source, values=values, progress=progress)
+    report = inspected(source, values=values, progress=progress, watch=Download())
     progress.close()
     if as_json:
         emit_json(report.to_json())
@@ -60,6 +61,7 @@ def plan(
 ) -> None:
     """Lay the model over ranks, layer by layer, and price the ways. Needs config.json only."""
     from gemma_neuron.pipeline import PlanOptions, planned
+    from gemma_neuron.render.download import Download
     from gemma_neuron.render.plan import show_plan
 
     options = PlanOptions(
@@ -71,7 +73,7 @@ def plan(
         buckets=settings.counts(buckets, "--buckets"),
         host_memory=settings.size(host_memory, "--host-memory"),
     )
-    result = planned(source, options)
+    result = planned(source, options, Download())
     if as_json:
         emit_json(result.to_json())
     else:
@@ -91,6 +93,7 @@ def golden(
     """Make a reference by stock transformers, for `validate --golden` on any machine."""
     from gemma_neuron.pipeline import golden_file
     from gemma_neuron.render import Ticker
+    from gemma_neuron.render.download import Download
 
     ticker = Ticker()
     made = golden_file(
@@ -100,6 +103,7 @@ def golden(
         questions=prompts,
         host_memory=settings.size(host_memory, "--host-memory"),
         notice=ticker,
+        watch=Download(),
     )
     ticker.close()
     if as_json:

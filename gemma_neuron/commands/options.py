@@ -8,7 +8,13 @@ from typing import Annotated
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-SourceArg = Annotated[str, typer.Argument(metavar="SOURCE", help="Checkpoint folder.")]
+SourceArg = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="Checkpoint: a folder, a hub id org/name[@revision], or s3://bucket/prefix.",
+    ),
+]
 PortArg = Annotated[Path, typer.Argument(metavar="PORT", help="A port's folder.")]
 Out = Annotated[Path, typer.Option("--out", help="The port's folder: new, or one to go on with.")]
 Tp = Annotated[int, typer.Option("--tp", help="Tensor parallel degree.")]

@@ -41,13 +41,14 @@ def shard(
     from gemma_neuron.pipeline import CompileRequest
     from gemma_neuron.pipeline import shard as run
     from gemma_neuron.render import ByteProgress
+    from gemma_neuron.render.download import Download
     from gemma_neuron.render.port import show_port
 
     request = CompileRequest(
         out=out, backend="", tp=tp, strategy=cast("StrategyChoice", strategy), base=base
     )
     progress = ByteProgress("shard", 0)
-    result = run(source, request, progress, notice)
+    result = run(source, request, progress, notice, Download())
     progress.close()
     if as_json:
         emit_json(result.to_json())
@@ -108,8 +109,9 @@ def compile_command(
 
 def show_dry_run(source: str, request: CompileRequest, as_json: bool) -> None:
     from gemma_neuron.pipeline.dry_run import dry_run
+    from gemma_neuron.render.download import Download
 
-    files = dry_run(source, request)
+    files = dry_run(source, request, Download())
     if as_json:
         emit_json({"folder": str(request.out), "files": list(files)})
     else:
@@ -119,10 +121,11 @@ def show_dry_run(source: str, request: CompileRequest, as_json: bool) -> None:
 def run_compile(source: str, request: CompileRequest, as_json: bool) -> None:
     from gemma_neuron.pipeline import compile_port
     from gemma_neuron.render import ByteProgress
+    from gemma_neuron.render.download import Download
     from gemma_neuron.render.port import show_port
 
     progress = ByteProgress("shard", 0)
-    result = compile_port(source, request, progress, notice)
+    result = compile_port(source, request, progress, notice, Download())
     progress.close()
     if as_json:
         emit_json(result.to_json())
@@ -147,6 +150,7 @@ def validate(
     """Judge a port by what it does: prompts, weights, reference, logits, positions, answers."""
     from gemma_neuron.pipeline import validate_port
     from gemma_neuron.render import Ticker
+    from gemma_neuron.render.download import Download
     from gemma_neuron.validation.text import lines
     from gemma_neuron.validation.validator import Options
 
@@ -158,7 +162,9 @@ def validate(
         base=base,
         force_template=chat_template,
     )
-    report = validate_port(port, checkpoint, options, notice=notice, progress=ticker)
+    report = validate_port(
+        port, checkpoint, options, notice=notice, progress=ticker, watch=Download()
+    )
     ticker.close()
     if as_json:
         emit_json(report.to_json())

@@ -20,9 +20,10 @@ def merge(
     """Copy a checkpoint with an adapter added to the tensors it changes, all others byte for byte."""
     from gemma_neuron.pipeline import merged_checkpoint
     from gemma_neuron.render import Ticker
+    from gemma_neuron.render.download import Download
 
     ticker = Ticker()
-    merged = merged_checkpoint(source, adapter, out, ticker)
+    merged = merged_checkpoint(source, adapter, out, ticker, Download())
     ticker.close()
     if as_json:
         emit_json(merged.to_json())

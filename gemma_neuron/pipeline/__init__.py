@@ -17,8 +17,16 @@ from gemma_neuron.backends.registry import backend
 from gemma_neuron.compilation.buckets import choose_buckets, choose_context, choose_slots
 from gemma_neuron.pipeline.host import host_budget, most_compilers
 from gemma_neuron.pipeline.inspecting import account_for_ranks, inspected
-from gemma_neuron.pipeline.prepare import Prepared, examined, only_worker, prepare
+from gemma_neuron.pipeline.prepare import Prepared, only_worker, prepare
 from gemma_neuron.pipeline.request import CompileRequest, PlanOptions, PortResult, run_dtype
+from gemma_neuron.pipeline.sources import (
+    UNWATCHED,
+    Watch,
+    examined,
+    fetched,
+    folder_of,
+    open_any,
+)
 from gemma_neuron.port import Port, PortRecord
 
 if TYPE_CHECKING:
@@ -48,15 +56,15 @@ __all__ = [
 Notice = Callable[[str], None]
 
 
-def planned(source_text: str, request: PlanOptions) -> Planned:
+def planned(source_text: str, request: PlanOptions, watch: Watch = UNWATCHED) -> Planned:
     """`plan`: needs config.json only."""
-    from gemma_neuron.checkpoint.source import open_source, read_config
+    from gemma_neuron.checkpoint.source import read_config
     from gemma_neuron.instances import instance as find_instance
     from gemma_neuron.models.registry import read_geometry, read_parameter_table
     from gemma_neuron.sharding.candidates import PlanRequest
     from gemma_neuron.sharding.planner import make_plan
 
-    geometry = read_geometry(read_config(open_source(source_text)))
+    geometry = read_geometry(read_config(open_any(source_text, watch, config_only=True)))
     context = choose_context(geometry, request.max_context)
     instance = find_instance(request.instance)
     budget, origin = host_budget(request.host_memory, instance)
@@ -78,10 +86,11 @@ def shard(
     request: CompileRequest,
     progress: Progress | None,
     notice: Notice = lambda _: None,
+    watch: Watch = UNWATCHED,
 ) -> PortResult:
     """Audit, plan and write rank files; committed ranks are kept."""
     started = time.monotonic()
-    prepared = prepare(source_text, request, spec=None)
+    prepared = prepare(source_text, request, None, watch)
     show_warnings(prepared.record, notice)
     with only_worker(prepared):
         sharded = _shard(prepared, progress)
@@ -100,7 +109,11 @@ def shard(
 
 
 def compile_port(
-    source_text: str, request: CompileRequest, progress: Progress | None, notice: Notice
+    source_text: str,
+    request: CompileRequest,
+    progress: Progress | None,
+    notice: Notice,
+    watch: Watch = UNWATCHED,
 ) -> PortResult:
     """Audit, plan, shard and compile; the toolchain is checked before anything long starts."""
     from gemma_neuron.compilation.compiler import compile_units
@@ -108,7 +121,7 @@ def compile_port(
     started = time.monotonic()
     chosen = backend(request.backend)
     chosen.require()
-    prepared = prepare(source_text, request, spec=chosen)
+    prepared = prepare(source_text, request, chosen, watch)
     show_warnings(prepared.record, notice)
     geometry, port = prepared.audit.geometry, prepared.port
     assert geometry is not None
@@ -164,13 +177,20 @@ def runner_factory(port: Port) -> Callable[[], Runner]:
 
 
 def validate_port(
-    path: Path, checkpoint: str | None, options: Options, *, notice: Notice, progress: Notice
+    path: Path,
+    checkpoint: str | None,
+    options: Options,
+    *,
+    notice: Notice,
+    progress: Notice,
+    watch: Watch = UNWATCHED,
 ) -> ValidationReport:
     """Load a port and judge it. The checkpoint defaults to where the port was made from, if it is there."""
     from gemma_neuron.validation.validator import validate
 
     port = open_port(path)
-    source = _checkpoint_folder(port, checkpoint)
+    given = fetched(checkpoint, watch)[0].folder if checkpoint is not None else None
+    source = given or folder_of(port.record.source, watch)
     notice(f"checkpoint: {source or 'not at hand, a golden is needed'}")
     runner = runner_factory(port)()
     try:
@@ -187,13 +207,12 @@ def golden_file(
     questions: Path | None,
     host_memory: int | None,
     notice: Notice,
+    watch: Watch = UNWATCHED,
 ) -> GoldenReport:
     """`golden`: a reference from the checkpoint alone, within `host_memory` bytes (None: what is free)."""
-    from gemma_neuron.checkpoint.source import open_source
     from gemma_neuron.validation.export import export_golden
 
-    source = open_source(source_text)
-    audit = examined(source)
+    source, audit = fetched(source_text, watch)
     return export_golden(
         source.folder,
         out,
@@ -205,14 +224,14 @@ def golden_file(
     )
 
 
-def merged_checkpoint(source_text: str, adapter: Path, out: Path, notice: Notice) -> Merged:
+def merged_checkpoint(
+    source_text: str, adapter: Path, out: Path, notice: Notice, watch: Watch = UNWATCHED
+) -> Merged:
     """`merge`: an adapter into its base. The result is audited before it is called done."""
-    from gemma_neuron.checkpoint.source import open_source
     from gemma_neuron.tuning.adapter import read_adapter
     from gemma_neuron.tuning.merge import merge_adapter
 
-    source = open_source(source_text)
-    audit = examined(source)
+    source, audit = fetched(source_text, watch)
     assert audit.geometry is not None and audit.table is not None
     merged = merge_adapter(
         source.folder,
@@ -222,17 +241,8 @@ def merged_checkpoint(source_text: str, adapter: Path, out: Path, notice: Notice
         value_is_key=[layer.index for layer in audit.geometry.layers if layer.value_is_key],
         progress=notice,
     )
-    examined(open_source(str(out)))
+    examined(open_any(str(out), watch))
     return merged
-
-
-def _checkpoint_folder(port: Port, given: str | None) -> Path | None:
-    from gemma_neuron.checkpoint.source import open_source
-
-    if given is not None:
-        return open_source(given).folder
-    origin = Path(port.record.source.uri)
-    return origin if (origin / "config.json").is_file() else None
 
 
 def _shard(prepared: Prepared, progress: Progress | None) -> ShardedCheckpoint:
@@ -242,7 +252,7 @@ def _shard(prepared: Prepared, progress: Progress | None) -> ShardedCheckpoint:
     assert prepared.audit.geometry is not None
     tensors = prepared.audit.tensors()
     files = {entry.file for entry in tensors.values()}
-    write_source_record(prepared.port, files, str(prepared.source.folder.resolve()))
+    write_source_record(prepared.port, files, str(prepared.source))
     sharded = write_ranks(prepared.port, prepared.audit.geometry, prepared.plan, tensors, progress)
     account_for_ranks(prepared.port)
     return sharded

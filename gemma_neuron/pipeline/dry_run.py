@@ -6,10 +6,11 @@ from gemma_neuron.backends.registry import backend
 from gemma_neuron.errors import UsageError
 from gemma_neuron.pipeline.prepare import prepare
 from gemma_neuron.pipeline.request import CompileRequest
+from gemma_neuron.pipeline.sources import UNWATCHED, Watch
 from gemma_neuron.port import RECORD_NAME
 
 
-def dry_run(source_text: str, request: CompileRequest) -> tuple[str, ...]:
+def dry_run(source_text: str, request: CompileRequest, watch: Watch = UNWATCHED) -> tuple[str, ...]:
     """Each graph and the compiler's flags below `--out`; the files' names. Raises UsageError when that is a port."""
     from gemma_neuron.compilation.compiler import parts_of, trace_only
 
@@ -19,7 +20,7 @@ def dry_run(source_text: str, request: CompileRequest) -> tuple[str, ...]:
         )
     chosen = backend(request.backend)
     chosen.require()
-    prepared = prepare(source_text, request, spec=chosen, makes_port=False)
+    prepared = prepare(source_text, request, chosen, watch, makes_port=False)
     geometry, spec = prepared.audit.geometry, prepared.record.compile
     assert geometry is not None and spec is not None
     parts = parts_of(spec.graphs(), prepared.port, geometry, prepared.plan, spec)

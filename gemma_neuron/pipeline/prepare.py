@@ -14,6 +14,7 @@ from gemma_neuron.backends.base import Backend, CompileSpec, Dtype
 from gemma_neuron.compilation.buckets import choose_buckets, choose_context, choose_slots
 from gemma_neuron.errors import TemplateError, UsageError
 from gemma_neuron.pipeline.request import CompileRequest, run_dtype
+from gemma_neuron.pipeline.sources import Watch, examined, fetch, open_any
 from gemma_neuron.port import (
     LOCK_NAME,
     RECORD_NAME,
@@ -31,16 +32,6 @@ if TYPE_CHECKING:
     from gemma_neuron.plan import ShardPlan
 
 
-def examined(source: Source) -> Audit:
-    """The audit of a source, passed. Raises AuditFailed with the first errors."""
-    from gemma_neuron.checkpoint.audit import examine, require_ok
-
-    # A missing template is refused by `_prepare`, with the flag that allows it.
-    found = examine(source, need_template=False)
-    require_ok(found.report)
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Prepared:
     source: Source
@@ -51,13 +42,20 @@ class Prepared:
 
 
 def prepare(
-    source_text: str, request: CompileRequest, spec: Backend | None, *, makes_port: bool = True
+    source_text: str,
+    request: CompileRequest,
+    spec: Backend | None,
+    watch: Watch,
+    *,
+    makes_port: bool = True,
 ) -> Prepared:
-    """Everything that can be refused is refused here, before the first byte is written."""
-    from gemma_neuron.checkpoint.source import open_source
+    """Everything that can be refused is refused here, before anything large is downloaded or written.
+
+    Without `makes_port` nothing is downloaded either: a dry run needs no weights.
+    """
     from gemma_neuron.sharding.planner import layout
 
-    source = open_source(source_text)
+    source = open_any(source_text, watch)
     audit = examined(source)
     assert audit.geometry is not None and audit.table is not None
     template = audit.report.chat_template
@@ -72,6 +70,10 @@ def prepare(
     compile_spec = None if spec is None else _spec(request, audit, dtype, spec)
     record = _record(source, audit, plan, compile_spec, spec)
     if makes_port:
+        check_out_folder(request.out, record.fingerprints)
+    if makes_port and fetch(source, watch):
+        audit = examined(source)
+        record = _record(source, audit, plan, compile_spec, spec)
         check_out_folder(request.out, record.fingerprints)
     return Prepared(source, audit, plan, Port(request.out), record)
 
@@ -128,7 +130,9 @@ def _record(
     versions |= {name: importlib.metadata.version(name) for name in ("transformers", "safetensors")}
     return PortRecord(
         source=SourceRecord(
-            kind=source.kind, uri=str(source.folder.resolve()), revision=source.revision
+            kind=source.kind,
+            uri=str(source) if source.kind == "folder" else source.uri,
+            revision=source.revision,
         ),
         fingerprints=Fingerprints(
             config=config_digest(source),

@@ -14,7 +14,7 @@ import pytest
 
 from tests.tiny import gemma4_config, write_tiny_gemma4
 
-HEAVY = ("torch", "transformers", "fastapi", "safetensors.torch")
+HEAVY = ("torch", "transformers", "fastapi", "safetensors.torch", "huggingface_hub", "boto3")
 COMMANDS = [
     "chat",
     "compile",

@@ -21,7 +21,8 @@ from typing import Any
 
 from gemma_neuron.checkpoint.audit import examine
 from gemma_neuron.checkpoint.header import FileHeader, read_header
-from gemma_neuron.checkpoint.index import INDEX_NAME, SINGLE_NAME, CheckpointIndex
+from gemma_neuron.checkpoint.index import CheckpointIndex
+from gemma_neuron.checkpoint.selection import INDEX_NAME, SINGLE_NAME
 from gemma_neuron.checkpoint.source import open_source
 from gemma_neuron.checkpoint.storage import LocalFiles
 from gemma_neuron.errors import GemmaNeuronError

@@ -1,0 +1,159 @@
+"""moto's S3 as a process on loopback, and a proxy before it that counts what it passes on and cuts it."""
+
+from __future__ import annotations
+
+import http.client
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from tests.sources.processes import clean_environment
+
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
+    "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMIbPxRfiCYEXAMPLEKEY",
+    "AWS_REGION": "us-east-1",
+}
+HOP = {"connection", "transfer-encoding", "content-length", "keep-alive"}
+
+
+@contextmanager
+def moto() -> Iterator[str]:
+    """The address of a running server."""
+    code = "import sys; from moto.server import main; sys.exit(main(sys.argv[1:]))"
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, "-H", "127.0.0.1", "-p", "0"],
+        env=clean_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        address = next(
+            line.split("Running on ")[1].split()[0]
+            for line in process.stderr
+            if "Running on " in line
+        )
+        # its log of requests must not fill the pipe
+        reader = threading.Thread(target=process.stderr.read)
+        reader.start()
+        yield address
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        process.stderr.close()
+
+
+@dataclass
+class Passed:
+    """One answer, counted while it goes out."""
+
+    method: str
+    path: str
+    sent: int = 0
+
+
+@dataclass
+class Proxy:
+    """What passed. `cuts`: for each of the next GETs of an object, bytes after which the connection is cut."""
+
+    upstream: str
+    address: str = ""
+    cuts: list[int] = field(default_factory=list)
+    statuses: list[int] = field(default_factory=list)
+    """Answered instead, one a request."""
+    seconds_a_piece: float = 0.0
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    """(method, path) of each request."""
+    passed: list[Passed] = field(default_factory=list)
+
+    def sent(self, word: str) -> int:
+        """Bytes of body that went out for GETs of paths with `word` in them."""
+        return sum(p.sent for p in self.passed if word in p.path and p.method == "GET")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    proxy: Proxy
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _pass_on(self) -> None:
+        self.proxy.asked.append((self.command, self.path))
+        if self.proxy.statuses:
+            self.send_response(self.proxy.statuses.pop(0))
+            self.send_header("Content-Length", "0")
+            return self.end_headers()
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        upstream = http.client.HTTPConnection(
+            self.proxy.upstream.removeprefix("http://"), timeout=60
+        )
+        headers = {k: v for k, v in self.headers.items() if k.lower() not in HOP}
+        upstream.request(self.command, self.path, body, headers)
+        answer = upstream.getresponse()
+        data = answer.read()
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in HOP:
+                self.send_header(name, value)
+        length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(data))
+        self.send_header("Content-Length", length or "0")
+        self.end_headers()
+        upstream.close()
+        return self._send(data)
+
+    def _send(self, data: bytes) -> None:
+        is_object = self.command == "GET" and "list-type" not in self.path
+        cut = self.proxy.cuts.pop(0) if is_object and self.proxy.cuts else len(data)
+        passed = Passed(self.command, self.path)
+        self.proxy.passed.append(passed)
+        try:
+            for start in range(0, min(cut, len(data)), 65536):
+                piece = data[start : min(start + 65536, cut)]
+                self.wfile.write(piece)
+                passed.sent += len(piece)
+                time.sleep(self.proxy.seconds_a_piece)
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+        if cut < len(data):
+            self.close_connection = True
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on
+
+
+@contextmanager
+def proxied(upstream: str) -> Iterator[Proxy]:
+    proxy = Proxy(upstream)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": proxy}))
+    server.daemon_threads = True
+    proxy.address = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def boto(address: str) -> Any:
+    """A client of the test's own, to fill buckets with."""
+    import boto3
+
+    return boto3.client(
+        "s3",
+        endpoint_url=address,
+        region_name="us-east-1",
+        aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"],
+    )
