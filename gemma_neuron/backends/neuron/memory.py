@@ -11,10 +11,15 @@ from math import prod
 import psutil
 
 from gemma_neuron.backends.base import PortPart
+from gemma_neuron.models.view import rank_view
 
 ITEM_BYTES = {"bfloat16": 2, "float32": 4, "int32": 4}
-TRACED_COPIES = 2
-"""Of one rank's weights while it is traced: the module's, and the tracer's own on its device of the CPU."""
+TRACER_BYTES = 950_000_000
+"""A process with torch, torch_xla and a graph of some thousand nodes: 0.83 to 1.1 GB over the bundled model and
+slices of five sizes, by `scripts/lowering-check`, which holds the slice of the 31B to 15 % of the prediction."""
+WEIGHT_COPIES, STATE_COPIES = 1, 2
+"""What tracing holds of a rank's tensors: the tracer's copy on its device of the CPU. The module's own weights are
+never touched, so they take no memory; its zeroed states are read once."""
 COMPILER_BYTES = 4 * 2**30
 """A compiler with a small graph. A stated basis, not a measurement."""
 COMPILER_BYTES_PER_COLUMN = 12 * 2**20
@@ -30,15 +35,23 @@ def host_bytes() -> int:
     return psutil.virtual_memory().available
 
 
-def unit_bytes(part: PortPart) -> int:
-    """What tracing and compiling one unit is planned to take on the host."""
-    own = sum(
+def traced_bytes(part: PortPart) -> int:
+    """Peak of the process that traces one unit: nothing but one rank's shapes is ever made."""
+    weights = sum(
         prod(p.local_shape) * ITEM_BYTES[p.dtype or part.spec.dtype] for p in part.plan.parameters
     )
+    view = rank_view(part.geometry, part.plan, part.spec)
+    states = sum(
+        prod(shape) * ITEM_BYTES[part.spec.dtype] for shape in view.state_shapes().values()
+    )
+    return TRACER_BYTES + WEIGHT_COPIES * weights + STATE_COPIES * states
+
+
+def unit_bytes(part: PortPart) -> int:
+    """What tracing and compiling one unit is planned to take on the host."""
     columns = part.unit.batch * part.unit.length
-    layers = len(part.plan.layers)
-    graph = COMPILER_BYTES_PER_COLUMN * columns * layers // COLUMN_LAYERS
-    return TRACED_COPIES * own + COMPILER_BYTES + graph
+    graph = COMPILER_BYTES_PER_COLUMN * columns * len(part.plan.layers) // COLUMN_LAYERS
+    return traced_bytes(part) + COMPILER_BYTES + graph
 
 
 def at_once(parts: Sequence[PortPart], cores: int, available: int) -> int:

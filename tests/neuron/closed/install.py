@@ -113,9 +113,10 @@ def _module(name: str, **members: Any) -> ModuleType:
 
 
 def platform_target(flags: str = "") -> str:
-    """`--target` in the flags, else the override, else what the machine is; here it is none."""
+    """`--target` in the flags, else the override, else what the machine is: inf2 for a process that claimed cores."""
     found = re.search(r"--target[= ](\w+)", flags or "")
-    target = found[1] if found else os.environ.get(PLATFORM, "")
+    machine = "inf2" if "NEURON_RT_VISIBLE_CORES" in os.environ else ""
+    target = found[1] if found else os.environ.get(PLATFORM, machine)
     if not target:
         raise RuntimeError("unable to determine the platform of this host")
     return target

@@ -1,0 +1,62 @@
+"""The lowered graphs of a tiny model, run on the CPU client at one rank, against stock transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from gemma_neuron.backends.base import CompileSpec
+from gemma_neuron.pipeline import shard
+from gemma_neuron.pipeline.request import CompileRequest
+from gemma_neuron.port import Port
+from tests.stock import stock_logits
+from tests.tiny import write_tiny_gemma4
+
+BAR = 1e-4
+"""Largest difference of a logit, relative to the largest: float32 rounding with room."""
+PROMPT, STEPS, BUCKET = 20, 3, 24
+
+
+def executed(child: Callable[[dict[str, Any]], Any], work: Path) -> tuple[list[str], str]:
+    """Prefill a prompt beyond the window, then a few decode steps; each call a process, states through files."""
+    source = write_tiny_gemma4(work / "tiny", layers=2, sliding_window=8)
+    shard(str(source), CompileRequest(out=work / "port", backend="", tp=1), None)
+    port = Port(work / "port")
+    spec = CompileSpec(
+        backend="neuron", dtype="float32", slots=1, max_context=48, buckets=(BUCKET,)
+    )
+    text = [2, *np.random.default_rng(0).integers(300, 500, PROMPT + STEPS - 1).tolist()]
+    (want,) = stock_logits(source, [text])
+    decode, prefill, _ = spec.graphs()
+    fields = asdict(spec)
+    del fields["backend"]
+    common = {
+        "config": json.loads((source / "config.json").read_text()),
+        "tp": 1,
+        "rank": 0,
+        "strategy": "replicate-kv",
+        "spec": fields,
+        "weights": str(port.rank_file(0)),
+        "out": str(work / "out.safetensors"),
+        "new_states": str(work / "states.safetensors"),
+    }
+    padded = text[:PROMPT] + [0] * (BUCKET - PROMPT)
+    places = [*range(PROMPT), *[0] * (BUCKET - PROMPT)]
+    calls = [(prefill, padded, places, PROMPT)]
+    calls += [(decode, [text[p]], [p], 1) for p in range(PROMPT, PROMPT + STEPS)]
+    worst, states = 0.0, ""
+    for unit, tokens, positions, length in calls:
+        inputs = {"tokens": [tokens], "positions": [positions], "slots": [0], "lengths": [length]}
+        child(common | {"unit": asdict(unit), "inputs": inputs, "states": states})
+        states = common["new_states"]
+        got = load_file(common["out"])["out.0"][0]
+        last = positions[length - 1]
+        worst = max(worst, float(np.abs(got - want[last]).max()) / float(np.abs(want).max()))
+    problem = [] if worst < BAR else [f"logits differ by {worst:.1e} of the largest"]
+    return problem, f"{len(calls)} calls, largest difference {worst:.1e} of the largest logit"

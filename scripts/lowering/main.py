@@ -1,0 +1,217 @@
+"""See scripts/lowering-check. One line a graph, appended to a result file as JSON too; exit 1 when one failed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gemma_neuron.backends.base import CompileSpec, PortPart, UnitSpec
+from gemma_neuron.backends.neuron.audit import expected_states, expected_weights
+from gemma_neuron.backends.neuron.memory import traced_bytes
+from gemma_neuron.demo import demo_folder
+from gemma_neuron.models.registry import read_geometry, read_parameter_table
+from gemma_neuron.models.view import rank_view
+from gemma_neuron.plan import ShardPlan
+from gemma_neuron.port import Port
+from gemma_neuron.sharding.placement import place
+from scripts.lowering.execute import executed
+from scripts.lowering.hlo import Facts, facts
+from scripts.make_slice import LAYERS
+from tests.sizes import size_config
+
+ROOT = Path(__file__).parents[2]
+TP = 8
+OTHER_RANK = 3
+MOST_CONSTANT = 1024
+"""Elements a literal may have: far below any weight of these models."""
+MEMORY_TOLERANCE = 0.15
+REFUSED_TYPES = {"f64", "c64", "c128", "s4", "u4"}
+ALLOWED: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "allowed_opcodes.json").read_text()
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model to lower. `strategy` as in a plan; `measured`: its memory is compared with the prediction."""
+
+    name: str
+    config: dict[str, Any]
+    context: int
+    strategy: str = "replicate-kv"
+    measured: bool = False
+
+    def spec(self) -> CompileSpec:
+        facts: dict[str, Any] = {"dtype": "bfloat16", "slots": 2, "max_context": self.context}
+        return CompileSpec(backend="neuron", buckets=(128,), **facts)
+
+
+def cases() -> Iterator[Case]:
+    bundled = json.loads((demo_folder() / "config.json").read_text())
+    for strategy in ("replicate-kv", "replicate-global"):
+        yield Case(f"bundled, {strategy}", bundled, 1024, strategy)
+    for size in ("31B", "26B-A4B", "12B", "E4B", "E2B"):
+        config = size_config(size, LAYERS[size])
+        yield Case(f"{size}, {LAYERS[size]} layers", config, 8192, measured=size == "31B")
+
+
+def parts(case: Case) -> list[PortPart]:
+    geometry, spec = read_geometry(case.config), case.spec()
+    plan = place(geometry, read_parameter_table(geometry), TP, case.strategy)  # type: ignore[arg-type]
+    return [
+        PortPart(geometry=geometry, plan=plan, spec=spec, unit=unit, port=Port(Path()))
+        for unit in spec.graphs()
+    ]
+
+
+def lowered(python: str, case: Case, unit: UnitSpec, rank: int, text: Path) -> dict[str, Any]:
+    spec = asdict(case.spec())
+    del spec["backend"]
+    asked = {
+        "config": case.config,
+        "tp": TP,
+        "rank": rank,
+        "strategy": case.strategy,
+        "spec": spec,
+        "unit": asdict(unit),
+        "text": str(text),
+    }
+    return child(python, asked)
+
+
+def child(python: str, asked: dict[str, Any]) -> dict[str, Any]:
+    done = subprocess.run(
+        [python, str(Path(__file__).parent / "child.py")],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PJRT_DEVICE": "CPU", "PYTHONPATH": str(ROOT)},
+    )
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr.strip()[-800:])
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def problems(case: Case, part: PortPart, made: dict[str, Any], found: Facts) -> list[str]:
+    """What is wrong with one lowered graph; empty when nothing is."""
+    wrong = []
+    wanted = expected_weights(part.plan, part.spec.dtype, part.spec.max_context)
+    view = rank_view(part.geometry, part.plan, part.spec)
+    states = expected_states(view, part.spec.dtype)
+    unnamed = [name for name in (*wanted, *states) if made["numbers"].get(name, -1) < 0]
+    if unnamed:
+        wrong.append(f"no parameter of the graph: {unnamed[:3]} ({len(unnamed)})")
+    if surplus := set(made["numbers"]) - set(wanted) - set(states):
+        wrong.append(f"not in the plan: {sorted(surplus)[:3]}")
+    if made["outputs"][-len(states) :] != [made["shapes"][name] for name in made["states"]]:
+        wrong.append("a state goes out in another shape or type than it came in")
+    if found.largest_constant > MOST_CONSTANT:
+        wrong.append(f"a constant of {found.largest_constant} elements")
+    if found.groups != {"{{" + ",".join(map(str, range(TP))) + "}}"}:
+        wrong.append(f"collectives over {sorted(found.groups)}")
+    sums = expected_sums(part.plan, case)
+    if (found.opcodes["all-reduce"], found.opcodes["all-gather"]) != (sums, 1):
+        wrong.append(f"{found.opcodes['all-reduce']} all-reduce, expected {sums}")
+    if bad := REFUSED_TYPES & set(found.types):
+        wrong.append(f"types {sorted(bad)}")
+    if found.dynamic:
+        wrong.append("a dynamic shape")
+    if unknown := set(found.opcodes) - allowed():
+        wrong.append(f"opcodes {sorted(unknown)}")
+    return wrong
+
+
+def expected_sums(plan: ShardPlan, case: Case) -> int:
+    """Embedding tables, and per layer the MLP, attention unless replicated, and experts."""
+    text = case.config["text_config"]
+    tables = 2 if text.get("hidden_size_per_layer_input") else 1
+    per_layer = 2 if text.get("enable_moe_block") else 1
+    attention = sum(layer.placement != "replicated" for layer in plan.layers)
+    return tables + per_layer * len(plan.layers) + attention
+
+
+def allowed() -> set[str]:
+    return {o for kind, row in ALLOWED.items() if kind != "refused" for o in row["opcodes"]}
+
+
+def examine(python: str, case: Case, part: PortPart, work: Path) -> tuple[list[str], str]:
+    """(problems, what to show) of one graph."""
+    first, second = work / "rank0.txt", work / "rank3.txt"
+    made = lowered(python, case, part.unit, 0, first)
+    lowered(python, case, part.unit, OTHER_RANK, second)
+    found = facts(first.read_text())
+    wrong = problems(case, part, made, found)
+    if first.read_bytes() != second.read_bytes():
+        wrong.append(f"ranks 0 and {OTHER_RANK} have different graphs")
+    share = made["peak_bytes"] / traced_bytes(part) - 1
+    if case.measured and abs(share) > MEMORY_TOLERANCE:
+        wrong.append(f"peak memory {share:+.0%} from the prediction")
+    unproven = sorted(set(ALLOWED["unproven"]["opcodes"]) & set(found.opcodes))
+    shown = (
+        f"{sum(found.opcodes.values())} instructions, {made['bytes']} bytes, "
+        f"{len(made['numbers'])} named parameters, peak {made['peak_bytes'] / 1e9:.2f} GB ({share:+.0%}), "
+        f"types {dict(found.types)}, unproven opcodes {unproven}"
+    )
+    return wrong, shown
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/lowering-check")
+    parser.add_argument("--python", required=True)
+    parser.add_argument("--only", action="append", default=[], help="part of a case's name")
+    parser.add_argument("--results", type=Path, default=Path("lowering-check.jsonl"))
+    parser.add_argument("--llama", metavar="NXD_CHECKOUT")
+    given = parser.parse_args()
+    if given.llama:
+        script = [given.python, str(Path(__file__).parent / "llama.py"), given.llama]
+        return subprocess.run(
+            script, env=os.environ | {"PJRT_DEVICE": "CPU"}, check=False
+        ).returncode
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="lowering-") as folder, given.results.open("a") as file:
+        for name, run in graphs(given.python, given.only, Path(folder)):
+            started = time.monotonic()
+            try:
+                wrong, shown = run()
+            except RuntimeError as error:
+                wrong, shown = [str(error)], ""
+            status = "FAIL" if wrong else "pass"
+            failed += bool(wrong)
+            row = {"graph": name, "status": status, "problems": wrong, "detail": shown}
+            row["seconds"] = f"{time.monotonic() - started:.0f}"
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            print(f"{status}  {name}  ({row['seconds']} s)  {'; '.join(wrong)} {shown}", flush=True)
+    print(f"{failed} failed")
+    return 1 if failed else 0
+
+
+def graphs(python: str, only: list[str], work: Path) -> Iterator[tuple[str, Any]]:
+    for case in cases():
+        if only and not any(text in case.name for text in only):
+            continue
+        for part in parts(case):
+            yield (
+                f"{case.name}: {part.unit.name}",
+                lambda c=case, p=part: examine(python, c, p, work),
+            )
+    if not only or "execute" in only:
+        yield (
+            "execute: tiny model at tp 1 against stock",
+            lambda: executed(lambda asked: child(python, asked), work),
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
