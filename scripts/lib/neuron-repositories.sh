@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034  # read by the scripts that source this
 # AWS's public package repositories of the Neuron SDK: the only place that names them.
 # Source: the SDK documentation's install pages (setup, PyTorch, Ubuntu).
 NEURON_PIP_INDEX="https://pip.repos.neuron.amazonaws.com"
