@@ -43,7 +43,7 @@ def judge(
     ended = bool(ids) and ids[-1] in stop_ids
     body = list(ids[:-1] if ended else ids)
     problems = []
-    loop = degenerate(body)
+    loop = degenerate(body, assets.tokenizer)
     if loop is not None:
         problems.append(loop)
     visible = after_thought(body, assets) if question.thinking else body

@@ -46,6 +46,7 @@ class Bars(BaseModel):
     prompt: dict[str, Bar]
     reference: dict[str, Bar]
     chat: dict[str, Bar]
+    degenerate: dict[str, Bar]
 
 
 @cache

@@ -6,12 +6,11 @@ import random
 
 import pytest
 
-from gemma_neuron.validation.degenerate import (
-    LONGEST_PERIOD,
-    degenerate,
-    entropy_bits,
-    repeats_needed,
-)
+from gemma_neuron.demo import demo_folder
+from gemma_neuron.tokenizer import Tokenizer
+from gemma_neuron.validation.degenerate import LONGEST_PERIOD, degenerate, entropy_bits
+from tests.validation.loops import made_loops
+from tests.validation.ordinary_text import QUICK, pieces
 
 PROSE = """The moon goes around the earth, and the earth goes around the sun. It takes one year, or a
 little more than three hundred and sixty-five days. Most plants need light and water to grow, and animals
@@ -41,52 +40,68 @@ POEM = """Row, row, row your boat, gently down the stream, merrily, merrily, mer
 dream. Row, row, row your boat, gently down the brook, if you catch a little fish, please let it off the hook."""
 
 
-def words(text: str) -> list[int]:
-    """One id per word or mark: a stand-in for a tokenizer."""
-    ids: dict[str, int] = {}
-    split = text.replace(",", " ,").replace(".", " .").replace("\n", " \n ").split(" ")
-    return [ids.setdefault(word, len(ids)) for word in split if word]
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_folder(demo_folder())
 
 
 @pytest.mark.parametrize(
     "text", [PROSE, CODE, LIST, TABLE, POEM], ids=["prose", "code", "list", "table", "poem"]
 )
-def test_ordinary_output_passes(text: str) -> None:
-    assert degenerate(words(text)) is None
+def test_ordinary_output_passes(tokenizer: Tokenizer, text: str) -> None:
+    assert degenerate(tokenizer.encode(text), tokenizer) is None
 
 
-@pytest.mark.parametrize("lead", [0, 30])
-def test_loops_of_every_period_are_found(lead: int) -> None:
-    rng = random.Random(7)
-    for period in range(1, LONGEST_PERIOD + 1):
-        phrase = [rng.randrange(1000, 9000) for _ in range(period)]
-        length = period + repeats_needed(period)
-        loop = (phrase * (length // period + 1))[:length]
-        found = degenerate([*range(lead), *loop])
-        assert found is not None and "loop of period" in found, period
+def test_text_of_this_machine_passes(tokenizer: Tokenizer) -> None:
+    """A part of what `scripts/check-degenerate` measures: below 1 % on text that packages ship."""
+    found = {piece: degenerate(piece.ids, tokenizer) for piece in pieces(tokenizer, 60, QUICK)}
+    assert len(found) >= 120
+    alarms = [f"{piece.source}: {why}" for piece, why in found.items() if why is not None]
+    assert len(alarms) < len(found) / 100, alarms
 
 
-def test_a_loop_that_was_left_is_found() -> None:
-    assert "holds a loop" in str(degenerate([*([5, 6, 7] * 40), *range(100, 140)]))
+def test_loops_of_every_period_are_found(tokenizer: Tokenizer) -> None:
+    for loop in made_loops(tokenizer, tokenizer.encode(PROSE), range(1, LONGEST_PERIOD + 1, 11)):
+        assert "loop of period" in str(degenerate(loop.ids, tokenizer)), loop.name
 
 
-def test_collapse_to_a_few_tokens_is_found() -> None:
+def test_layout_is_measured_in_characters(tokenizer: Tokenizer) -> None:
+    """A rule under a heading is no loop; nothing but dashes is, and so are three lines of them."""
+    prose = tokenizer.encode(PROSE)
+    dash = tokenizer.id_of("-")
+    assert dash is not None
+    assert degenerate([*prose, *[dash] * 79], tokenizer) is None
+    assert degenerate([*prose, *[dash] * 240], tokenizer) is not None
+    assert degenerate([dash] * 40, tokenizer) is not None
+
+
+def test_a_loop_that_was_left_is_found(tokenizer: Tokenizer) -> None:
+    words = tokenizer.encode(" moon earth sun") * 60
+    assert "holds a loop" in str(degenerate([*words, *tokenizer.encode(PROSE)], tokenizer))
+
+
+def test_collapse_to_a_few_tokens_is_found(tokenizer: Tokenizer) -> None:
     rng = random.Random(1)
-    assert "collapsed" in str(degenerate([rng.choice([3, 4, 9]) for _ in range(200)]))
+    few = tokenizer.encode(" moon earth sun")
+    ids = [rng.choice(few) for _ in range(200)]
+    assert "collapsed" in str(degenerate(ids, tokenizer))
 
 
-def test_short_answers_pass() -> None:
-    assert degenerate([]) is None
-    assert degenerate([4]) is None
-    assert degenerate([4] * 10) is None
+def test_short_answers_pass(tokenizer: Tokenizer) -> None:
+    word = tokenizer.encode(" moon")[0]
+    assert degenerate([], tokenizer) is None
+    assert degenerate([word], tokenizer) is None
+    assert degenerate([word] * 10, tokenizer) is None
 
 
 @pytest.mark.fault("tok-20-repetition")
 @pytest.mark.fault("tok-23-closed-thought-default")
 @pytest.mark.fault("attn-14-fp16-g3")
-def test_one_token_for_ever_is_found() -> None:
+@pytest.mark.parametrize("piece", [" moon", "<pad>"])
+def test_one_token_for_ever_is_found(tokenizer: Tokenizer, piece: str) -> None:
     """`orig-20-w4a16-repeat`: the same id 16 times at the end."""
-    assert degenerate([1, 2, 3, *[9] * 16]) is not None
+    word = tokenizer.encode(piece)[0]
+    assert degenerate([*tokenizer.encode("The sun is"), *[word] * 16], tokenizer) is not None
 
 
 def test_entropy() -> None:

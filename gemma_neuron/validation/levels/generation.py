@@ -116,8 +116,11 @@ def _parting_words(parting: dict[str, Any]) -> str:
 
 
 def _loop_problems(context: LevelContext, item: GoldenGreedy, tokens: list[int]) -> list[str]:
-    stops = context.assets.stop_ids
-    mine = degenerate([t for t in tokens if t not in stops])
-    if mine is None or degenerate([t for t in item.tokens.tolist() if t not in stops]) is not None:
+    stops, tokenizer = context.assets.stop_ids, context.assets.tokenizer
+    mine, theirs = (
+        degenerate([token for token in ids if token not in stops], tokenizer)
+        for ids in (tokens, item.tokens.tolist())
+    )
+    if mine is None or theirs is not None:
         return []
     return [f"{item.name}: the port's output {mine}; the reference's does not"]

@@ -27,7 +27,8 @@ def run(context: LevelContext) -> LevelResult:
     loss, shuffled = golden.provenance.sanity_loss, golden.provenance.shuffled_loss
     ratio = loss / shuffled if shuffled > 0 else float("inf")
     problems = [*behaviour_problems(context, judged), *_loss_problems(context, ratio)]
-    loops = sum(1 for item in judged if degenerate(_body(context, item.name)))
+    tokenizer = context.assets.tokenizer
+    loops = sum(1 for item in judged if degenerate(_body(context, item.name), tokenizer))
     bar = context.bars.reference["base_loops" if context.scope == "base" else "loops"].value
     if judged and loops / len(judged) > bar:
         problems.append(f"{loops} of {len(judged)} answers are degenerate (bar {bar:.0%})")
