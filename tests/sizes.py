@@ -42,8 +42,4 @@ def size_config(name: str, layers: int | None = None) -> dict[str, Any]:
         shared = every * patterns
     made = {"layer_types": kinds, "num_kv_shared_layers": shared}
     extra = {"attention_dropout": 0.0, "initializer_range": 0.02, "use_cache": True}
-    config = gemma4_config(count, **(text | extra | made))
-    if text["model_type"] == "gemma4_unified_text":
-        config["architectures"] = ["Gemma4UnifiedForConditionalGeneration"]
-        config["model_type"] = "gemma4_unified"
-    return config
+    return gemma4_config(count, **(text | extra | made))

@@ -86,11 +86,13 @@ def gemma4_config(layers: int = 12, **overrides: Any) -> dict[str, Any]:
         "vocab_size_per_layer_input": 512,
     }
     text |= overrides
+    outer = text["model_type"].removesuffix("_text")
+    stem = {"gemma4": "Gemma4", "gemma4_unified": "Gemma4Unified"}[outer]
     return {
-        "architectures": ["Gemma4ForConditionalGeneration"],
+        "architectures": [f"{stem}ForConditionalGeneration"],
         "dtype": text["dtype"],
         "eos_token_id": [1, 106],
-        "model_type": "gemma4",
+        "model_type": outer,
         "text_config": text,
         "tie_word_embeddings": text["tie_word_embeddings"],
     }

@@ -270,8 +270,8 @@ class _Builder:
             self._add(
                 "tied-differs",
                 f"{entry.name} differs from {target.name}, though config.json says tie_word_embeddings: one "
-                "of the two would be dropped without a word. Set tie_word_embeddings to false if the head "
-                "was trained apart; remove the copy if it was not.",
+                "of the two would be dropped without a word. Set tie_word_embeddings at the top of config.json to "
+                "false if the head was trained apart; remove the copy if it was not.",
                 entry,
             )
 

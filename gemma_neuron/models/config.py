@@ -97,11 +97,18 @@ class ConfigReader:
         return self.integer("sliding_window", default)
 
     def tied(self) -> bool:
-        """`tie_word_embeddings` of the text part, else of the whole; Gemma ties by default."""
+        """`tie_word_embeddings` where transformers 5.24 reads it: at the top, also of a nested config.
+
+        The text part's value has no effect there; absent is true; a null is refused, as it is there.
+        """
         for part in (self.text, self.whole):
-            if isinstance(part.get("tie_word_embeddings"), bool):
-                return cast(bool, part["tie_word_embeddings"])
-        return True
+            if not isinstance(part.get("tie_word_embeddings", True), bool):
+                raise ConfigError(
+                    f"config.json: tie_word_embeddings is {_short(part['tie_word_embeddings'])}; true or false "
+                    "is needed.",
+                    OWN_HINT,
+                )
+        return cast(bool, self.whole.get("tie_word_embeddings", True))
 
     def dtype(self) -> str:
         """`dtype` (or the older `torch_dtype`), text part first; bfloat16 when absent."""

@@ -86,11 +86,12 @@ def _overridden(whole: dict[str, Any], text: dict[str, Any]) -> Iterator[str]:
             f"config.json: num_global_key_value_heads {heads} counts only with attention_k_eq_v, which is not "
             "set; as in transformers, global layers have as many KV heads as sliding ones."
         )
-    inner, outer = text.get("tie_word_embeddings"), whole.get("tie_word_embeddings")
-    if None not in (inner, outer) and inner != outer:
+    inner, outer = text.get("tie_word_embeddings"), whole.get("tie_word_embeddings", True)
+    if inner is not None and inner != outer:
+        said = "leaves it out" if "tie_word_embeddings" not in whole else f"says {outer}"
         yield (
-            f"config.json: tie_word_embeddings is {outer} at its top and {inner} in text_config; the latter is "
-            "taken, transformers takes the former."
+            f"config.json: text_config says tie_word_embeddings {inner}, the top {said}; as in transformers, "
+            f"{outer} is taken."
         )
     pattern, types = text.get("sliding_window_pattern"), text.get("layer_types")
     if isinstance(pattern, int) and pattern > 0 and isinstance(types, list):

@@ -9,6 +9,7 @@ import pytest
 
 from tests.eager import EagerRunner, eager_port
 from tests.equality.compare import BAR, worst
+from tests.families import GLOBAL, SLIDING, write_family
 from tests.stock import stock_logits
 from tests.tiny import write_tiny_gemma3, write_tiny_gemma4
 
@@ -71,34 +72,14 @@ def test_an_inactive_slot_keeps_its_state(tmp_path: Path) -> None:
         assert state.select(slot_axis, 1).equal(kept), name
 
 
-E2B = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 1,
-    "num_global_key_value_heads": None,
-    "attention_k_eq_v": False,
-    "hidden_size_per_layer_input": 16,
-    "num_kv_shared_layers": 4,
-    "use_double_wide_mlp": True,
-}
-MOE = {
-    "enable_moe_block": True,
-    "num_experts": 8,
-    "top_k_experts": 2,
-    "moe_intermediate_size": 24,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "num_global_key_value_heads": 2,
-}
-
-
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
-@pytest.mark.parametrize("size", ["E2B", "26B-A4B"])
-def test_gemma4_sizes_equal_stock(tmp_path: Path, size: str, tp: int) -> None:
+@pytest.mark.parametrize("family", ["E2B", "26B-A4B"])
+def test_gemma4_sizes_equal_stock(tmp_path: Path, family: str, tp: int) -> None:
     """Per-layer embeddings, borrowed K/V, double-wide MLP; experts: all against stock."""
-    extra = E2B if size == "E2B" else MOE
-    layers = ["sliding_attention"] * 2 + ["full_attention"]
-    source = write_tiny_gemma4(
-        tmp_path / "source", layers=9, layer_types=layers * 3, sliding_window=8, **extra
+    layers = [SLIDING, SLIDING, GLOBAL] * 3
+    borrowing = {"num_kv_shared_layers": 4} if family == "E2B" else {}
+    source = write_family(
+        tmp_path / "source", family, layer_types=layers, sliding_window=8, **borrowing
     )
     port = eager_port(source, tmp_path / "port", tp=tp)
     texts = texts_of(port.geometry.vocab)

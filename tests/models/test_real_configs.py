@@ -76,9 +76,13 @@ def test_oddities_of_the_sizes() -> None:
     assert (moe.experts.experts, moe.experts.top_k, moe.experts.intermediate) == (128, 8, 704)
     assert [layer.index for layer in dense.layers if layer.value_is_key] == [*range(5, 60, 6)]
     assert not any(layer.value_is_key for layer in e2b.layers)
-    assert of("gemma-3-27b").attention_scale == pytest.approx(168**-0.5)
-    assert of("gemma-3-4b").rope["global"].factor == 8.0
-    assert of("gemma-3-4b").rope["sliding"].factor == 1.0
+    # as transformers' convert_gemma3_weights.py makes them
+    for name in GEMMA3:
+        g, large = of(name), name in ("gemma-3-4b", "gemma-3-12b", "gemma-3-27b")
+        scale = (5376 // 32 if name == "gemma-3-27b" else 256) ** -0.5
+        assert g.attention_scale == pytest.approx(scale)
+        assert (g.rope["global"].theta, g.rope["sliding"].theta) == (1e6, 1e4)
+        assert (g.rope["global"].factor, g.rope["sliding"].factor) == (8.0 if large else 1.0, 1.0)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -101,6 +105,14 @@ def test_every_tensor_of_stock_is_used_or_skipped_by_a_rule(name: str) -> None:
     buffers = {table.local_name(key) for key, _ in model.named_buffers() if key in state}
     text_buffers = {key for key in buffers if key in mine}
     assert text_buffers == {key for key, spec in mine.items() if spec.buffer}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parameter_count_is_stocks(name: str) -> None:
+    model = stock_model(name)
+    text = getattr(model.model, "language_model", model.model)
+    counted = {key: tensor.numel() for key, tensor in text.state_dict().items()}
+    assert sum(counted.values()) == PUBLISHED[name][-1]
 
 
 @pytest.mark.parametrize("name", NAMES)

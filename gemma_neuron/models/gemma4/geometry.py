@@ -90,6 +90,7 @@ def _kinds(read: ConfigReader) -> list[AttentionKind]:
 
 
 def _per_layer_vocab(read: ConfigReader, per_layer_input: int) -> int:
+    """Rows of the per-layer tables; 0 without any, whatever the key or its default says."""
     rows = read.integer("vocab_size_per_layer_input", 262144, least=0)
     if per_layer_input and not rows:
         raise ConfigError(
@@ -97,7 +98,7 @@ def _per_layer_vocab(read: ConfigReader, per_layer_input: int) -> int:
             f"{per_layer_input}.",
             OWN_HINT,
         )
-    return rows
+    return rows if per_layer_input else 0
 
 
 def _experts(read: ConfigReader) -> ExpertGeometry | None:

@@ -77,7 +77,8 @@ def stock_class(folder: Path) -> tuple[Any, Any]:
         )
     for key in ("model_type", "architectures", "quantization_config"):
         text.pop(key, None)
-    text.setdefault("tie_word_embeddings", config.get("tie_word_embeddings", True))
+    # Stock's whole model goes by the top of a nested config; its text model alone would go by text_config.
+    text["tie_word_embeddings"] = config.get("tie_word_embeddings", True)
     config_class = getattr(transformers, f"{STEMS[kind]}TextConfig")
     return getattr(transformers, f"{STEMS[kind]}ForCausalLM"), config_class(**text)
 
