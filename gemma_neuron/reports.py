@@ -163,6 +163,8 @@ class ValidationReport:
     """prompt, position, port_token, reference_token, margin (reference's logit lead); or None."""
     warnings: tuple[str, ...] = ()
     provenance: dict[str, Any] = field(default_factory=dict)
+    drift: dict[str, Any] | None = None
+    """Hidden states of port and reference by layer, when it was asked for (validation/drift.py)."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

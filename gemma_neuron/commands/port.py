@@ -145,9 +145,17 @@ def validate(
     chat_template: Annotated[
         str | None, typer.Option(help="Force a template file or gemma-3, gemma-4, none.")
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Also write all of it as one HTML page (extra `report`)."),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Judge a port by what it does: prompts, weights, reference, logits, positions, answers."""
+    from gemma_neuron.render.page import require_page, write_page
+
+    if report is not None:
+        require_page(report)
     from gemma_neuron.pipeline import validate_port
     from gemma_neuron.render import Ticker
     from gemma_neuron.render.download import Download
@@ -162,12 +170,15 @@ def validate(
         base=base,
         force_template=chat_template,
     )
-    report = validate_port(
+    found = validate_port(
         port, checkpoint, options, notice=notice, progress=ticker, watch=Download()
     )
     ticker.close()
+    if report is not None:
+        write_page(found, report)
+        notice(f"report: {report}")
     if as_json:
-        emit_json(report.to_json())
+        emit_json(found.to_json())
     else:
-        emit_lines(lines(report))
-    return 0 if report.verdict == "works" else 7
+        emit_lines(lines(found))
+    return 0 if found.verdict == "works" else 7

@@ -25,11 +25,16 @@ def test_a_second_compile_reuses_every_unit(port: Path) -> None:
     assert done.document["units"] == {"total": 4, "built": 0, "reused": 4}
 
 
-def test_a_second_validation_reuses_the_golden(validated: tuple[Path, Done]) -> None:
+def test_a_second_validation_reuses_the_golden_and_writes_the_page(
+    validated: tuple[Path, Done], tmp_path: Path
+) -> None:
     port, first = validated
-    again = gemma_neuron("validate", port, "--json").document
+    again = gemma_neuron("validate", port, "--json", "--report", tmp_path / "r.html").document
     assert again["provenance"]["golden"]["reused"] is True
     assert again["verdict"] == first.document["verdict"]
+    html = (tmp_path / "r.html").read_text()
+    assert "<h1>works (scope chat)</h1>" in html and "What is the capital of France?" in html
+    assert again["provenance"]["golden"]["digest"] in html
 
 
 def test_chat_answers(validated: tuple[Path, Done]) -> None:

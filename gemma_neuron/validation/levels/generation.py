@@ -6,11 +6,12 @@ noted, not failed; a port that degenerates where the reference does not fails.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from gemma_neuron.backends.decode import greedy
 from gemma_neuron.reports import Figure, LevelResult
-from gemma_neuron.validation.context import LevelContext, from_problems, result
+from gemma_neuron.validation.context import LevelContext, from_problems, judge_all, result
 from gemma_neuron.validation.degenerate import degenerate
 from gemma_neuron.validation.golden import GoldenGreedy
 
@@ -51,6 +52,9 @@ def run(context: LevelContext) -> LevelResult:
         "margin_bar": context.tolerance.margin,
         "divergences": partings,
     }
+    if context.scope == "base":  # with a template level 6 judges them
+        judged = judge_all(context, context.answers.get)
+        detail["answers"] = [asdict(item) for item in judged]
     noted = f"; {len(partings)} part within the noise" if partings else ""
     passed = f"{equal} of {compared} greedy tokens equal over {len(items)} prompts{noted}"
     lead = max((p["margin"] for p in partings), default=0.0)

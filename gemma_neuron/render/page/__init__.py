@@ -1,0 +1,64 @@
+"""`validate --report FILE.html`: one page that holds everything it shows, for a reader without a network.
+
+In: ValidationReport. Out: an HTML file with style and plots inside, no script. Needs matplotlib (extra `report`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gemma_neuron.errors import EnvironmentProblem, UsageError
+from gemma_neuron.render import safe
+
+if TYPE_CHECKING:
+    from gemma_neuron.reports import ValidationReport
+
+TEMPLATE = Path(__file__).parents[2] / "data" / "validation" / "report.html.jinja"
+
+
+def require_page(path: Path) -> None:
+    """Raise before anything long runs: EnvironmentProblem without matplotlib, UsageError when `path` cannot be
+    written."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"--report draws its plots with matplotlib, which cannot be imported: {error}.",
+            "pip install 'gemma-neuron[report]'",
+        ) from error
+    if not path.parent.is_dir():
+        raise UsageError(
+            f"--report {path}: there is no folder {path.parent}.", "Make it, or name another file."
+        )
+    if path.is_dir():
+        raise UsageError(f"--report {path} is a folder.", "Name a file, such as report.html.")
+
+
+def write_page(report: ValidationReport, path: Path) -> None:
+    """Render `report` and put it at `path`, whole or not at all."""
+    from gemma_neuron.artifacts import write_atomic
+
+    write_atomic(path, page(report).encode("utf-8"))
+
+
+def page(report: ValidationReport) -> str:
+    """The page's text."""
+    import jinja2
+
+    from gemma_neuron.render.page.content import content
+
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(content(report))
+
+
+def _shown(value: Any) -> Any:
+    """Text of a model or a file with control bytes spelled out; plots (Markup) as they are."""
+    return safe(value) if type(value) is str else value
