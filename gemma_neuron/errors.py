@@ -6,7 +6,7 @@
                                 TokenizerError, TemplateError
       PlanError 4               IndivisibleError, DoesNotFitError
       IntegrityError 5          PortIncompleteError
-      CompileError 6
+      CompileError 6            CompilerFaultError
       ValidationFailed 7        UnvalidatedPortError
       EnvironmentProblem 8      BackendUnavailableError, CompilerMissingError, ReferenceUnavailableError,
                                 AccessError, NetworkError, DiskFullError
@@ -124,6 +124,17 @@ class CompileError(GemmaNeuronError):
     """The compiler failed on a unit."""
 
     exit_code = 6
+
+
+class CompilerFaultError(CompileError):
+    """The compiler ended without a word against the graph (killed, crashed, stalled): another try may succeed.
+
+    `signature`: what makes two such ends the same.
+    """
+
+    def __init__(self, message: str, hint: str = "", *, signature: str) -> None:
+        super().__init__(message, hint)
+        self.signature = signature
 
 
 class ValidationFailed(GemmaNeuronError):

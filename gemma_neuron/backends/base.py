@@ -127,9 +127,11 @@ class PortPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a compile may not exceed. `stall_seconds`: without output and without work."""
+    """What a compile may not exceed. `stall_seconds`: without output and without work; `silence_seconds`: without
+    a heartbeat while tracing or compiling, both of which call code that lets no other thread of the process run."""
 
     stall_seconds: float = 600.0
+    silence_seconds: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +207,8 @@ class Backend(Protocol):
     name: str
     optimises_layout: bool
     """Whether it has a `layout` unit (see CompileSpec)."""
+    preload: tuple[str, ...]
+    """Modules that every compile worker needs and that start no thread: loaded once, before workers are forked."""
 
     def probe(self) -> BackendStatus:
         """Whether this machine can use it, and why not."""

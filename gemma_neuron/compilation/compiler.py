@@ -1,6 +1,6 @@
 """Build what a port's spec asks for and its ledger does not have yet.
 
-In: a port with its plan, the geometry, the spec. Out: `CompiledModel`. Each unit is compiled in a process of its
+In: a port with its plan, the geometry, the spec. Out: `CompiledModel`. Each unit is compiled in a worker of its
 own, published by rename and committed at once; a killed run goes on with the units that are not committed.
 Two keys (as ccache has two modes): a shortcut over our own sources and the inputs, which needs no tracing,
 and the real key over the traced graph, taken when the shortcut differs.
@@ -11,13 +11,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from gemma_neuron.artifacts import digest_json, remove, sync_folder
 from gemma_neuron.backends.base import Backend, CompileSpec, Limits, PortPart, UnitSpec
 from gemma_neuron.compilation import ledger, worker
-from gemma_neuron.compilation.pool import WorkerPool
+from gemma_neuron.compilation.schedule import Schedule
+from gemma_neuron.elastic.embedded import EmbeddedEngine
+from gemma_neuron.elastic.events import EventLog
 from gemma_neuron.geometry import ModelGeometry
 from gemma_neuron.plan import ShardPlan
 from gemma_neuron.port import Port
@@ -64,18 +67,25 @@ def compile_units(
     _remove_leftovers(port, units)
     ledger.settle(port, units)
     life = ledger.life(port)
+    events = EventLog(lambda event, facts: port.append("events.jsonl", {"event": event} | facts))
+    events.emit("started", life=life)
     built: list[str] = []
     reused: list[str] = []
     peak = 0
-    for stage in spec.stages():
-        parts = parts_of(stage, port, geometry, plan, spec)
-        pending = _looked_up(parts, backend, reused, life)
-        if pending:
+    with closing(_engine(backend)) as engine:
+        for stage in spec.stages():
+            parts = parts_of(stage, port, geometry, plan, spec)
+            pending = _looked_up(parts, backend, reused, life)
+            if not pending:
+                continue
             backend.require()
-        for todo, outcome in _outcomes(pending, backend, limits or Limits(), most_at_once):
-            was_built = _publish(port, todo, outcome, life, notice)
-            (built if was_built else reused).append(todo.unit.name)
-            peak = max(peak, outcome.host_peak_bytes)
+            at_once = backend.workers([todo.part for todo in pending], _cores())
+            schedule = Schedule(engine, events, worker.run, min(at_once, most_at_once or at_once))
+            for todo, result in _results(schedule, pending, limits or Limits(), life):
+                was_built = _publish(port, todo, result, life, notice)
+                (built if was_built else reused).append(todo.unit.name)
+                peak = max(peak, result.host_peak_bytes)
+    events.emit("done", life=life, built=built, downtime_seconds=round(events.downtime_seconds, 4))
     return CompiledModel(
         total=len(units),
         built=tuple(built),
@@ -106,12 +116,11 @@ def trace_only(parts: list[PortPart], out: Path, backend: Backend) -> tuple[str,
         worker.Job(part=part, known_key="", threads=1, limits=Limits(), dry=out / part.unit.name)
         for part in parts
     ]
-    pool = WorkerPool(worker.run, backend.workers(parts, _cores()), [worker.__name__])
-    names = [
-        f"{job.part.unit.name}/{name}"
-        for job, outcome in pool.run(jobs, lambda job: job.part.unit.name)
-        for name in outcome.files
-    ]
+    with closing(_engine(backend)) as engine:
+        schedule = Schedule(engine, EventLog(), worker.run, backend.workers(parts, _cores()))
+        names = [
+            f"{job.name}/{name}" for job, result in schedule.run(jobs) for name in result.files
+        ]
     return tuple(sorted(names))
 
 
@@ -136,57 +145,64 @@ def _cores() -> int:
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-def _outcomes(
-    pending: list[Pending], backend: Backend, limits: Limits, most_at_once: int | None
-) -> Iterator[tuple[Pending, worker.Outcome]]:
-    """Run the pending units, as many at once as the back end and `most_at_once` allow, in order of completion."""
-    if not pending:
-        return
-    cores = _cores()
-    at_once = backend.workers([todo.part for todo in pending], cores)
-    at_once = min(at_once, most_at_once or at_once)
+def _engine(backend: Backend) -> EmbeddedEngine:
+    return EmbeddedEngine(preload=[*backend.preload, worker.__name__])
+
+
+def _results(
+    schedule: Schedule[worker.Job, worker.UnitResult],
+    pending: list[Pending],
+    limits: Limits,
+    life: int,
+) -> Iterator[tuple[Pending, worker.UnitResult]]:
+    """The pending units' results in order of completion; units given up get their line in the ledger."""
     jobs = [
         worker.Job(
             part=todo.part,
             known_key="" if todo.found is None else todo.found.key_digest,
-            threads=max(1, cores // at_once),
+            threads=max(1, _cores() // schedule.most_at_once),
             limits=limits,
         )
         for todo in pending
     ]
     by_name = {todo.unit.name: todo for todo in pending}
-    pool = WorkerPool(worker.run, at_once, [worker.__name__])
-    for job, outcome in pool.run(jobs, lambda job: job.part.unit.name):
-        yield by_name[job.part.unit.name], outcome
+    try:
+        for job, result in schedule.run(jobs):
+            yield by_name[job.name], result
+    finally:
+        for job, error in schedule.failed:
+            ledger.record_failure(job.part.port, job.part.unit, error.message, life)
 
 
-def _publish(port: Port, todo: Pending, outcome: worker.Outcome, life: int, notice: Notice) -> bool:
+def _publish(
+    port: Port, todo: Pending, result: worker.UnitResult, life: int, notice: Notice
+) -> bool:
     """Commit a finished unit; False when its committed artefact turned out to be the same graph."""
     unit, unit_set = todo.unit, port.unit_set(todo.unit)
     facts = {
         "shortcut": todo.shortcut,
-        "key": outcome.key,
-        "key_digest": outcome.key_digest,
+        "key": result.key,
+        "key_digest": result.key_digest,
         "shared": port.spec.shared_digest(port.plan.fingerprint()),
     }
-    built = bool(outcome.files)
+    built = bool(result.files)
     if built:
         notice(
-            f"{unit.name}: built in {outcome.seconds:.0f} s, peak "
-            f"{outcome.host_peak_bytes / 2**30:.1f} GiB "
-            f"({ledger.why_missed(port, unit, outcome.key, todo.found)})"
+            f"{unit.name}: built in {result.seconds:.0f} s, peak "
+            f"{result.host_peak_bytes / 2**30:.1f} GiB "
+            f"({ledger.why_missed(port, unit, result.key, todo.found)})"
         )
         unit_set.withdraw()
         folder = port.unit_folder(unit)
         shutil.rmtree(folder, ignore_errors=True)
-        outcome.partial.replace(folder)
+        result.partial.replace(folder)
         sync_folder(folder.parent)
         made = {
             "life": life,
-            "seconds": round(outcome.seconds, 3),
-            "host_peak_bytes": outcome.host_peak_bytes,
+            "seconds": round(result.seconds, 3),
+            "host_peak_bytes": result.host_peak_bytes,
         }
-        unit_set.commit(outcome.files, {**facts, "built": made})
+        unit_set.commit(result.files, {**facts, "built": made})
     else:
         manifest = unit_set.verify()
         unit_set.commit_entries(manifest.files, manifest.facts | facts)
@@ -196,10 +212,10 @@ def _publish(port: Port, todo: Pending, outcome: worker.Outcome, life: int, noti
         unit,
         "built" if built else "reused",
         life=life,
-        key=outcome.key,
-        key_digest=outcome.key_digest,
-        seconds=outcome.seconds,
-        host_peak_bytes=outcome.host_peak_bytes,
+        key=result.key,
+        key_digest=result.key_digest,
+        seconds=result.seconds,
+        host_peak_bytes=result.host_peak_bytes,
     )
     return built
 

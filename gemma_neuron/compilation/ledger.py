@@ -66,7 +66,7 @@ def settle(port: Port, units: Iterable[UnitSpec]) -> None:
 
 def life(port: Port) -> int:
     """1 for the first process that works on a port, one more for each later one."""
-    lives = [line.get("life") for line in port.ledger()]
+    lives = [line.get("life") for line in (*port.ledger(), *port.events())]
     return max((n for n in lives if isinstance(n, int)), default=0) + 1
 
 
@@ -97,6 +97,12 @@ def record(
             "life": life,
         },
     )
+
+
+def record_failure(port: Port, unit: UnitSpec, why: str, life: int) -> None:
+    """Append the line of a unit that was given up."""
+    outcome: Outcome = "failed"
+    port.append("ledger.jsonl", {"unit": unit.name, "outcome": outcome, "why": why, "life": life})
 
 
 def why_missed(port: Port, unit: UnitSpec, key: dict[str, str], found: Found | None) -> str:

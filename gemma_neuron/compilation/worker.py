@@ -5,7 +5,9 @@ Everything that crosses is a plain value; the back end is found by name in the w
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,9 @@ from pathlib import Path
 from gemma_neuron.artifacts import PARTIAL_SUFFIX, digest_json, remove, write_atomic
 from gemma_neuron.backends.base import Limits, PortPart, UnitSpec
 from gemma_neuron.backends.registry import backend
+from gemma_neuron.elastic.engine import WorkerContext
+
+LOG_SUFFIX = ".log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +33,19 @@ class Job:
     limits: Limits
     dry: Path | None = None
 
+    @property
+    def name(self) -> str:
+        return self.part.unit.name
+
+    @property
+    def log(self) -> Path:
+        """What the worker and its compilers print, over all tries; beside the unit's folder, gone with success."""
+        folder = self.part.port.unit_folder(self.part.unit) if self.dry is None else self.dry
+        return folder.with_name(folder.name + LOG_SUFFIX)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class UnitResult:
     """`files` is empty when the traced key equals the committed one: nothing had to be built."""
 
     unit: UnitSpec
@@ -42,12 +57,14 @@ class Outcome:
     seconds: float
 
 
-def run(job: Job) -> Outcome:
+def run(context: WorkerContext, job: Job) -> UnitResult:
     """Trace; compile beside the unit's folder unless its key is known. Raises CompileError."""
     started = time.monotonic()
+    _print_into(job.log)
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(job.threads)
     part = job.part
     found = backend(part.spec.backend)
+    context.phase("tracing", job.limits.silence_seconds)
     traced = found.trace(part)
     digest = digest_json(traced.key)
     folder = part.port.unit_folder(part.unit)
@@ -59,9 +76,10 @@ def run(job: Job) -> Outcome:
     elif digest != job.known_key:
         remove(partial)
         partial.mkdir(parents=True)
+        context.phase("compiling", job.limits.silence_seconds)
         built = found.compile(traced, partial, job.limits)
         files, peak = built.files, built.host_peak_bytes
-    return Outcome(
+    return UnitResult(
         unit=part.unit,
         key=traced.key,
         key_digest=digest,
@@ -70,6 +88,17 @@ def run(job: Job) -> Outcome:
         host_peak_bytes=peak,
         seconds=time.monotonic() - started,
     )
+
+
+def _print_into(log: Path) -> None:
+    """Let this process and all it starts print into `log`, a crash's stacks included."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.write(handle, f"--- pid {os.getpid()}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+    for stream in (1, 2):
+        os.dup2(handle, stream)
+    os.close(handle)
+    faulthandler.enable(sys.__stderr__ or 2)
 
 
 def _write_dry(folder: Path, files: dict[str, bytes]) -> tuple[str, ...]:

@@ -50,6 +50,7 @@ class CpuBackend:
 
     name = "cpu"
     optimises_layout = False
+    preload = ("torch",)
 
     def probe(self) -> BackendStatus:
         try:

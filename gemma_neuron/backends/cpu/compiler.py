@@ -27,7 +27,7 @@ from gemma_neuron.backends.base import BuiltUnit, CompileSpec, UnitSpec
 from gemma_neuron.backends.cpu.ranks import AllRanks, rank_axes, stacked_shape
 from gemma_neuron.backends.cpu.toolchain import host_key
 from gemma_neuron.backends.tensors import TORCH_DTYPES, example_inputs, flat, weight_dtype
-from gemma_neuron.errors import CompileError
+from gemma_neuron.errors import CompileError, CompilerFaultError
 from gemma_neuron.geometry import ModelGeometry
 from gemma_neuron.models.view import RankView, rank_view
 from gemma_neuron.plan import ShardPlan
@@ -133,10 +133,12 @@ def compile_traced(traced: Traced, folder: Path) -> BuiltUnit:
             )
         except Exception as error:
             log.write_text(f"{type(error).__name__}: {error}\n", encoding="utf-8")
-            raise CompileError(
-                f"The compiler failed on {traced.unit.name}: {type(error).__name__}: "
-                f"{str(error).strip().splitlines()[0][:300]}.",
+            first = str(error).strip().partition("\n")[0][:300]
+            # The code it compiles is torch's own: what fails is more often the machine than the graph.
+            raise CompilerFaultError(
+                f"The compiler failed on {traced.unit.name}: {type(error).__name__}: {first}.",
                 f"The whole message is in {log}.",
+                signature=type(error).__name__,
             ) from error
     _check_nothing_baked(traced, package)
     peak = _peak_bytes()

@@ -39,6 +39,7 @@ class NeuronBackend:
 
     name = "neuron"
     optimises_layout = True
+    preload = ("torch",)
 
     def probe(self) -> BackendStatus:
         from gemma_neuron.backends.neuron.keys import PACKAGES, versions

@@ -1,8 +1,9 @@
 """Compile one traced unit by NxD's own units into a folder: NEFF, metaneff, interface, graph, command and log.
 
 NxD neither caches nor resumes: it makes a new folder for each try, so a try that failed leaves nothing that could
-be found again. With layout optimisation the decode unit also leaves `layout.hlo`, what the compiler wants
-weights rewritten to; every other graph is compiled for it, and the layout unit rewrites weights at load.
+be found again. Each try is a process of its own, and the schedule decides whether there is another. With layout
+optimisation the decode unit also leaves `layout.hlo`, what the compiler wants weights rewritten to; every other graph
+is compiled for it, and the layout unit rewrites weights at load.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from gemma_neuron.backends.neuron.interface import (
 from gemma_neuron.backends.neuron.keys import LAYOUT_NAME
 from gemma_neuron.backends.neuron.tracer import Traced
 from gemma_neuron.backends.neuron.watch import CompilerStalledError, Watch
-from gemma_neuron.errors import CompileError
+from gemma_neuron.errors import CompileError, CompilerFaultError, GemmaNeuronError
 
 NEFF_NAME, GRAPH_NAME, LOG_NAME, COMMAND_NAME = (
     "graph.neff",
@@ -37,8 +38,6 @@ NEFF_NAME, GRAPH_NAME, LOG_NAME, COMMAND_NAME = (
     "command.txt",
 )
 WORK_NAME = "work"
-TRIES = 2
-"""A stall, a crash or an internal error of the compiler is tried once more; nothing else is."""
 LONGEST_LOG = 200_000
 
 
@@ -48,23 +47,17 @@ def compile_traced(traced: Traced, folder: Path, limits: Limits) -> BuiltUnit:
     port, plan = traced.part.port, traced.part.plan
     check_rank_files((port.rank_file(rank) for rank in range(plan.tp)), plan)
     work = folder / WORK_NAME
+    work.mkdir()
     compile_once = _action(traced, work)
-    peak = 0
-    for attempt in range(1, TRIES + 1):
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        watch: Watch[dict[str, Path]] = Watch(work, limits.stall_seconds)
-        try:
-            made = watch.run(compile_once)
-            break
-        except (CompilerStalledError, RuntimeError) as error:
-            _failed(traced, folder, error, last=attempt == TRIES)
-        finally:
-            peak = max(peak, watch.peak_bytes)
+    watch: Watch[dict[str, Path]] = Watch(work, limits.stall_seconds)
+    try:
+        made = watch.run(compile_once)
+    except (CompilerStalledError, RuntimeError) as error:
+        raise _failure(traced, folder, error) from error
     files = _gather(traced, folder, made)
     shutil.rmtree(work)
     sync_folder(folder)
-    return BuiltUnit(key=traced.key, files=files, host_peak_bytes=peak)
+    return BuiltUnit(key=traced.key, files=files, host_peak_bytes=watch.peak_bytes)
 
 
 def _action(traced: Traced, work: Path) -> Callable[[], dict[str, Path]]:
@@ -127,25 +120,23 @@ def _beside(neff: Path) -> dict[str, Path]:
     }
 
 
-def _failed(traced: Traced, folder: Path, error: Exception, *, last: bool) -> None:
-    """Keep what the compiler said; return for another try, or raise what it means."""
+def _failure(traced: Traced, folder: Path, error: Exception) -> GemmaNeuronError:
+    """Keep what the compiler said, and say what it means: a fault of the moment, or one of the graph."""
     text = chain(error) + "\n" + _logs(folder / WORK_NAME)
     log = folder / LOG_NAME
-    with log.open("a", encoding="utf-8") as file:
-        file.write(text + "\n")
-    found = diagnose(text)
-    stalled = isinstance(error, CompilerStalledError)
-    if not last and (stalled or (found is not None and found.retry)):
-        return
+    log.write_text(text + "\n", encoding="utf-8")
     where = f"The whole output is in {log}."
-    if stalled:
-        raise CompileError(
-            f"{traced.unit.name}: the compiler stalled twice: {error}.",
+    if isinstance(error, CompilerStalledError):
+        return CompilerFaultError(
+            f"{traced.unit.name}: the compiler stalled: {error}.",
             f"Run the same command with fewer units at once or a longer --stall-after. {where}",
-        ) from error
-    raise explained(
-        f"The compiler failed on {traced.unit.name}", text, CompileError, where
-    ) from error
+            signature="stall",
+        )
+    meant = explained(f"The compiler failed on {traced.unit.name}", text, CompileError, where)
+    found = diagnose(text)
+    if found is None or not found.retry:
+        return meant
+    return CompilerFaultError(meant.message, meant.hint, signature=found.kind)
 
 
 def _logs(work: Path) -> str:
