@@ -85,7 +85,9 @@ def test_a_stalled_compiler_is_ended_and_tried_once_more(
     env = sdk | {"STAND_IN_CC": "stall:decode"}
     done = compile_port(env, source, tmp_path / "port", *FLAGS, "--stall-after", 3)
     assert done.code == 6
-    assert "stalled twice" in done.document["error"]["message"]
+    assert "failed twice in the same way (stall)" in done.document["error"]["message"]
+    events = [line["event"] for line in Port(tmp_path / "port").events()]
+    assert events.count("compiler_failed") == 2 and events.count("poisoned") == 1
     assert not _still_running(tmp_path)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -89,7 +91,8 @@ def test_graphs_are_independent_of_weights(source: Path, port: Path, tmp_path: P
 
 
 def test_a_killed_compile_goes_on(source: Path, tmp_path: Path, port: Path) -> None:
-    """Each unit is built once over all lives, and the port computes what an undisturbed one does."""
+    """Each unit is built once over all lives, and the port computes what an undisturbed one does: the controller
+    is killed in the first life, a worker in the second."""
     out = tmp_path / "port"
     code = (
         "import sys; from pathlib import Path; from tests.pipeline.conftest import compile_tiny;"
@@ -103,13 +106,33 @@ def test_a_killed_compile_goes_on(source: Path, tmp_path: Path, port: Path) -> N
     child.send_signal(signal.SIGKILL)
     child.wait()
     _wait_for_no_orphans()
+    killer = threading.Thread(target=_kill_a_worker, args=(out,))
+    killer.start()
     compile_tiny(source, out, [])
+    killer.join()
+    second = [line for line in Port(out).events() if line["pid"] == os.getpid()]
+    (died,) = [line for line in second if line["event"] == "worker_died"]
+    assert died["signature"] == "WorkerDied signal 9"
+    assert [line["attempt"] for line in second if line["event"] == "retry"] == [2]
+    assert second[-1]["event"] == "done" and 0 < second[-1]["downtime_seconds"] < 5
     built = [unit for unit, outcome, _ in outcomes(out) if outcome == "built"]
     assert sorted(built) == sorted(set(built)) and len(built) == 3
     assert {life for _, _, life in outcomes(out)} == {1, 2}
     tokens = texts_of(Port(out).geometry.vocab, (20,))[0]
     mine, theirs = (runner_factory(open_port(p))() for p in (out, port))
     assert np.array_equal(prefill_prompt(mine, tokens), prefill_prompt(theirs, tokens))
+
+
+def _kill_a_worker(out: Path) -> None:
+    """SIGKILL the first worker of this process's own run, as soon as it is at work."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        for line in Port(out).events():
+            if line["event"] == "worker_started" and line["pid"] == os.getpid():
+                time.sleep(0.5)
+                os.kill(line["worker_pid"], signal.SIGKILL)
+                return
+        time.sleep(0.02)
 
 
 def test_a_kill_between_marker_and_ledger_line_loses_no_built_line(

@@ -1,0 +1,125 @@
+"""Faults among units: real deaths and hangs, what is tried again, what is given up, and what nobody else notices."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from gemma_neuron.compilation.schedule import Schedule
+from gemma_neuron.elastic.embedded import EmbeddedEngine
+from gemma_neuron.elastic.events import EventLog
+from gemma_neuron.errors import CompileError
+from tests.compilation.units import SILENCE, Unit, build
+
+DEATH_BOUND = 0.5
+HANG_SLACK = 1.0
+
+
+class Shop:
+    """A schedule over a real engine, with all it said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.engine = EmbeddedEngine(preload=["tests.compilation.units"])
+        self.said: list[tuple[float, str, dict[str, Any]]] = []
+
+    def run(self, units: dict[str, tuple[str, ...]], most: int = 2) -> list[str]:
+        made = [Unit(self.folder, name, tries) for name, tries in units.items()]
+        events = EventLog(lambda what, facts: self.said.append((time.monotonic(), what, facts)))
+        self.schedule: Schedule[Unit, str] = Schedule(self.engine, events, build, most)
+        return [result for _, result in self.schedule.run(made)]
+
+    def of(self, what: str, unit: str) -> list[dict[str, Any]]:
+        return [facts for _, said, facts in self.said if said == what and facts["unit"] == unit]
+
+    def starts(self, name: str) -> int:
+        return Unit(self.folder, name).starts
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    made = Shop(tmp_path)
+    yield made
+    made.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "event", "signature"),
+    [
+        ("signal SIGKILL", "worker_died", "WorkerDied signal 9"),
+        ("exit 70", "worker_died", "WorkerDied exit 70"),
+        ("crash exited-70", "compiler_failed", "exited-70"),
+        ("signal SIGSTOP", "worker_hung", "WorkerHung"),
+    ],
+)
+def test_a_unit_that_failed_once_is_tried_again_and_its_neighbours_are_not(
+    shop: Shop, how: str, event: str, signature: str
+) -> None:
+    pid = os.getpid()
+    units = {"decode": (how, ""), "prefill": ("sleep 0.3",), "score": ("",)}
+    assert sorted(shop.run(units)) == ["decode", "prefill", "score"]
+    assert [shop.starts(name) for name in units] == [2, 1, 1]
+    assert os.getpid() == pid
+    (fault,) = shop.of(event, "decode")
+    assert fault["signature"] == signature
+    first, second = shop.of("worker_started", "decode")
+    assert fault["worker_pid"] == first["worker_pid"] != second["worker_pid"]
+    assert (first["attempt"], second["attempt"]) == (1, 2)
+    assert fault["rank"] == 0 and not psutil.pid_exists(first["worker_pid"])
+    bound = SILENCE + HANG_SLACK if event == "worker_hung" else DEATH_BOUND
+    assert fault["seconds"] < bound + 0.5  # it began no sooner than its worker was started
+    (resumed,) = shop.of("resumed", "decode")
+    assert 0 < resumed["downtime_seconds"] < 5
+
+
+def test_the_same_end_twice_is_poison_and_the_others_are_finished_first(shop: Shop) -> None:
+    units = {"decode": ("exit 70",), "prefill": ("sleep 0.3",), "score": ("",)}
+    done: list[str] = []
+    with pytest.raises(CompileError) as caught:
+        done += shop.run(units, most=1)
+    error = caught.value
+    assert error.exit_code == 6
+    assert "decode failed twice in the same way (WorkerDied exit 70)" in error.message
+    assert str(shop.folder / "decode.log") in error.hint
+    assert "exited with code 70" in (shop.folder / "decode.log").read_text()
+    assert [shop.starts(name) for name in units] == [2, 1, 1]
+    assert [job.name for job, _ in shop.schedule.failed] == ["decode"]
+    assert len(shop.of("poisoned", "decode")) == 1
+
+
+def test_two_ends_of_different_kinds_are_no_poison(shop: Shop) -> None:
+    assert shop.run({"decode": ("exit 70", "signal SIGSEGV", "crash stalled", "")}) == ["decode"]
+    assert shop.starts("decode") == 4
+
+
+@pytest.mark.parametrize(
+    ("how", "says"), [("refuse too-large", "The graph is too-large."), ("break off", "ValueError")]
+)
+def test_what_another_try_would_meet_again_is_not_tried_again(
+    shop: Shop, how: str, says: str
+) -> None:
+    with pytest.raises(CompileError, match=says):
+        shop.run({"decode": (how,), "prefill": ("",)}, most=1)
+    assert (shop.starts("decode"), shop.starts("prefill")) == (1, 1)
+
+
+def test_every_failed_unit_is_named(shop: Shop) -> None:
+    with pytest.raises(CompileError, match=r"decode failed twice.*Failed too: score\."):
+        shop.run({"decode": ("exit 1",), "score": ("refuse odd",)}, most=1)
+
+
+def test_an_error_of_the_caller_ends_what_runs(shop: Shop) -> None:
+    units = [Unit(shop.folder, "decode"), Unit(shop.folder, "prefill", ("sleep 600",))]
+    schedule: Schedule[Unit, str] = Schedule(shop.engine, EventLog(), build, 2)
+    running = schedule.run(units)
+    next(running)
+    children = psutil.Process().children(recursive=True)
+    running.close()  # type: ignore[attr-defined]
+    assert shop.engine.capacity() == shop.engine.limit
+    assert len(psutil.Process().children(recursive=True)) < len(children)

@@ -1,0 +1,61 @@
+"""Stand-in units for the schedule: what each try of one does is told beforehand, and really happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemma_neuron.elastic.engine import WorkerContext
+from gemma_neuron.errors import CompileError, CompilerFaultError
+
+SILENCE = 1.5
+"""Seconds without a heartbeat that count as hung here."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """`tries`: what the first, the second, … try does; the last holds for all that follow."""
+
+    folder: Path
+    name: str
+    tries: tuple[str, ...] = ("",)
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.name}.log"
+
+    @property
+    def starts(self) -> int:
+        path = self.folder / f"{self.name}.starts"
+        return len(path.read_text()) if path.is_file() else 0
+
+
+def build(context: WorkerContext, unit: Unit) -> str:
+    """One try; the unit's name when it comes to an end."""
+    before = unit.starts
+    with (unit.folder / f"{unit.name}.starts").open("a") as file:
+        file.write("x")
+    context.phase("compiling", SILENCE)
+    for step in unit.tries[min(before, len(unit.tries) - 1)].split("; "):
+        what, _, amount = step.partition(" ")
+        _do(what, amount)
+    return unit.name
+
+
+def _do(what: str, amount: str) -> None:
+    if what == "sleep":
+        time.sleep(float(amount))
+    elif what == "signal":
+        os.kill(os.getpid(), signal.Signals[amount])
+        time.sleep(60)
+    elif what == "exit":
+        os._exit(int(amount))
+    elif what == "crash":
+        raise CompilerFaultError(f"The compiler {amount}.", "Wait.", signature=amount)
+    elif what == "refuse":
+        raise CompileError(f"The graph is {amount}.", "Take another.")
+    elif what == "break":
+        raise ValueError(amount)
