@@ -1,13 +1,13 @@
-"""How much memory a process here may use: the machine's, or less where a container says so.
+"""How much memory a process here may use and how much is left: the machine's, or less where a container says so.
 
-In: nothing, or a root folder to read `/proc` and `/sys` under. Out: `MemoryLimit`. Control groups of both versions
-are read, and of a group's ancestors too: the smallest limit counts.
+In: nothing, or a root folder to read `/proc` and `/sys` under. Control groups of both versions are
+read, and of a group's ancestors too: the smallest limit counts.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -41,10 +41,22 @@ def budget_of(total: int) -> int:
 def memory_limit(root: Path = Path("/")) -> MemoryLimit:
     """The machine's memory, or the smallest limit of this process's control groups when that is less."""
     total = _machine_bytes(root)
-    container = min(_group_limits(root), default=total)
+    limits = [group.limit for group in control_groups(root)]
+    container = min((limit for limit in limits if limit is not None), default=total)
     if container < total:
         return MemoryLimit(total=container, origin="container")
     return MemoryLimit(total=total, origin="machine")
+
+
+def how_many_fit(peaks: Sequence[int], budget: int) -> int:
+    """How many processes of these peaks fit `budget` together, the largest first; at least one."""
+    total, count = 0, 0
+    for peak in sorted(peaks, reverse=True):
+        total += peak
+        if total > budget:
+            break
+        count += 1
+    return max(1, count)
 
 
 def instance_type(root: Path = Path("/")) -> str:
@@ -56,35 +68,99 @@ def instance_type(root: Path = Path("/")) -> str:
 
 
 def _machine_bytes(root: Path) -> int:
-    try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))
-    except (OSError, StopIteration, ValueError):
+    found = _meminfo(root, "MemTotal")
+    if found is None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # not Linux
+    return found
 
 
-def _group_limits(root: Path) -> Iterator[int]:
-    """Memory limits of this process's control groups and their ancestors; unset and unreadable ones left out."""
+def free_memory(root: Path = Path("/")) -> int:
+    """Bytes that can be had now: what the machine has available, or what its control groups leave when that is less."""
+    left = [
+        group.limit - group.used for group in control_groups(root) if group.limit and group.used
+    ]
+    return max(0, min(_meminfo(root, "MemAvailable") or _machine_bytes(root), *left, 2**63))
+
+
+@dataclass(frozen=True, slots=True)
+class ControlGroup:
+    """A memory control group this process is in, itself or by a descendant. Figures are None where unreadable."""
+
+    folder: Path
+    version: int
+
+    @property
+    def limit(self) -> int | None:
+        """Its limit in bytes; None for none. Version 1 writes a number near 2**63 then, which no machine has."""
+        text = self._text("memory.limit_in_bytes", "memory.max").strip()
+        return int(text) if text.isdigit() else None
+
+    @property
+    def used(self) -> int | None:
+        """Bytes charged to it, less file pages nobody used lately: those the kernel gives back before it kills."""
+        text = self._text("memory.usage_in_bytes", "memory.current").strip()
+        if not text.isdigit():
+            return None
+        name = "total_inactive_file" if self.version == 1 else "inactive_file"
+        return int(text) - (_field(self._text("memory.stat", "memory.stat"), name) or 0)
+
+    @property
+    def oom_kills(self) -> int:
+        """Processes the kernel killed in it because it was full."""
+        return _field(self._text("memory.oom_control", "memory.events"), "oom_kill") or 0
+
+    def _text(self, first: str, second: str) -> str:
+        """The file of that name in version 1 or 2; empty where it cannot be read."""
+        try:
+            return (self.folder / (first if self.version == 1 else second)).read_text()
+        except OSError:
+            return ""
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """Processes killed for want of memory so far: in our control groups, or on the whole machine."""
+    try:
+        machine = _field((root / "proc/vmstat").read_text(), "oom_kill") or 0
+    except OSError:
+        machine = 0
+    return machine + sum(group.oom_kills for group in control_groups(root))
+
+
+def control_groups(root: Path = Path("/")) -> tuple[ControlGroup, ...]:
+    """The memory control groups of this process, each with its ancestors; those that are not there left out."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return
+        return ()
+    found: list[ControlGroup] = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            mount, name = root / "sys/fs/cgroup", "memory.max"
+            mount, version = root / "sys/fs/cgroup", 2
         elif "memory" in controllers.split(","):
-            mount, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+            mount, version = root / "sys/fs/cgroup/memory", 1
         else:
             continue
         group = PurePosixPath(path.lstrip("/"))
         # Inside a container the path may be the host's and not exist here: the mount's own limit then counts.
-        for folder in (group, *group.parents):
-            try:
-                text = (mount / folder / name).read_text().strip()
-            except OSError:
-                continue
-            if (
-                text.isdigit()
-            ):  # v2 writes `max` for none; v1 a number near 2**63, which no machine has
-                yield int(text)
+        folders = (mount / folder for folder in (group, *group.parents))
+        found += [ControlGroup(folder, version) for folder in folders if folder.is_dir()]
+    return tuple(found)
+
+
+def _field(text: str, name: str) -> int | None:
+    """The number of a line `name number`."""
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.strip().isdigit():
+            return int(value)
+    return None
+
+
+def _meminfo(root: Path, name: str) -> int | None:
+    """Bytes of one line of /proc/meminfo; None where there is none."""
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+    except (OSError, StopIteration, ValueError):
+        return None

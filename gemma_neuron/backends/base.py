@@ -6,7 +6,7 @@ it knows nothing of text. All arrays are numpy on the host; logits are float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
@@ -143,6 +143,10 @@ class BuiltUnit:
     host_peak_bytes: int
 
 
+HostBytes = Callable[[PortPart], int]
+"""See `Backend.host_bytes`."""
+
+
 class TracedUnit(Protocol):
     """A traced graph: opaque but for its key (design section 4), every field that changes the artefact."""
 
@@ -218,8 +222,8 @@ class Backend(Protocol):
         """Raise EnvironmentProblem when this machine cannot compile, before anything long starts."""
         ...
 
-    def workers(self, parts: Sequence[PortPart], cores: int) -> int:
-        """How many of these units may be compiled at once on a host with `cores` CPUs; at least 1."""
+    def host_bytes(self, part: PortPart) -> int:
+        """Predicted peak of host memory of the worker that traces and compiles this unit, with all it starts."""
         ...
 
     def shortcut_key(self, part: PortPart) -> dict[str, str]:

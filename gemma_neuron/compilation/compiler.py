@@ -10,33 +10,42 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gemma_neuron.artifacts import digest_json, remove, sync_folder
 from gemma_neuron.backends.base import Backend, CompileSpec, Limits, PortPart, UnitSpec
 from gemma_neuron.compilation import ledger, worker
+from gemma_neuron.compilation.conditions import HostBudget, HostMemory
+from gemma_neuron.compilation.prediction import Prediction, predict
 from gemma_neuron.compilation.schedule import Schedule
 from gemma_neuron.elastic.embedded import EmbeddedEngine
 from gemma_neuron.elastic.events import EventLog
 from gemma_neuron.geometry import ModelGeometry
+from gemma_neuron.machine import how_many_fit
 from gemma_neuron.plan import ShardPlan
-from gemma_neuron.port import Port
+from gemma_neuron.port import Outcome, Port
 
 Notice = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledModel:
-    """What `compile_units` left: how many units, which were built, the largest peak of one unit."""
+    """What `compile_units` left: how many units, which were built, and what they took of the host's memory."""
 
     total: int
     built: tuple[str, ...]
     reused: tuple[str, ...]
     host_peak_bytes: int
+    """Largest of one unit, or of all processes together."""
+    unit_peaks: dict[str, int]
+    """Unit built now → peak of its worker's process tree."""
     output_bytes: int
+    retries: int
+    downtime_seconds: float
+    """How long units waited for another try after a fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,7 @@ class Pending:
     part: PortPart
     shortcut: str
     found: ledger.Found | None
+    expected: Prediction
 
     @property
     def unit(self) -> UnitSpec:
@@ -59,19 +69,22 @@ def compile_units(
     spec: CompileSpec,
     backend: Backend,
     notice: Notice,
+    budget: HostBudget,
     limits: Limits | None = None,
-    most_at_once: int | None = None,
 ) -> CompiledModel:
-    """Compile every unit of `spec` that is not committed, at most `most_at_once` together. Raises CompileError."""
+    """Compile every unit of `spec` that is not committed, as many at once as fit `budget`.
+
+    Raises CompileError for units that cannot be built, DoesNotFitError for one the budget cannot hold.
+    """
     units = spec.units()
     _remove_leftovers(port, units)
     ledger.settle(port, units)
     life = ledger.life(port)
     events = EventLog(lambda event, facts: port.append("events.jsonl", {"event": event} | facts))
     events.emit("started", life=life)
-    built: list[str] = []
+    peaks: dict[str, int] = {}
     reused: list[str] = []
-    peak = 0
+    most = 0
     with closing(_engine(backend)) as engine:
         for stage in spec.stages():
             parts = parts_of(stage, port, geometry, plan, spec)
@@ -79,19 +92,27 @@ def compile_units(
             if not pending:
                 continue
             backend.require()
-            at_once = backend.workers([todo.part for todo in pending], _cores())
-            schedule = Schedule(engine, events, worker.run, min(at_once, most_at_once or at_once))
+            memory = HostMemory(
+                budget, {todo.unit.name: todo.expected.host_bytes for todo in pending}
+            )
+            schedule = Schedule(engine, events, worker.run, memory, _at_once(pending, budget))
             for todo, result in _results(schedule, pending, limits or Limits(), life):
-                was_built = _publish(port, todo, result, life, notice)
-                (built if was_built else reused).append(todo.unit.name)
-                peak = max(peak, result.host_peak_bytes)
-    events.emit("done", life=life, built=built, downtime_seconds=round(events.downtime_seconds, 4))
+                if _publish(port, todo, result, life, notice):
+                    peaks[todo.unit.name] = result.host_peak_bytes
+                else:
+                    reused.append(todo.unit.name)
+            most = max(most, memory.peak_bytes)
+    downtime = round(events.downtime_seconds, 4)
+    events.emit("done", life=life, built=list(peaks), downtime_seconds=downtime)
     return CompiledModel(
         total=len(units),
-        built=tuple(built),
+        built=tuple(peaks),
         reused=tuple(reused),
-        host_peak_bytes=peak,
+        host_peak_bytes=max(most, *peaks.values(), 0),
+        unit_peaks=peaks,
         output_bytes=_output_bytes(port, units),
+        retries=events.counts.get("retry", 0),
+        downtime_seconds=downtime,
     )
 
 
@@ -107,7 +128,9 @@ def parts_of(
     ]
 
 
-def trace_only(parts: list[PortPart], out: Path, backend: Backend) -> tuple[str, ...]:
+def trace_only(
+    parts: list[PortPart], out: Path, backend: Backend, budget: HostBudget
+) -> tuple[str, ...]:
     """Trace only: what the compiler would be given, into `out`/<unit>/. Returns the files' names.
 
     Units that depend on another's result (stage two) are traced as they are before it is known.
@@ -116,10 +139,12 @@ def trace_only(parts: list[PortPart], out: Path, backend: Backend) -> tuple[str,
         worker.Job(part=part, known_key="", threads=1, limits=Limits(), dry=out / part.unit.name)
         for part in parts
     ]
+    expected = {name: found.host_bytes for name, found in predict(parts, backend).items()}
     with closing(_engine(backend)) as engine:
-        schedule = Schedule(engine, EventLog(), worker.run, backend.workers(parts, _cores()))
+        memory = HostMemory(budget, expected)
+        schedule = Schedule(engine, EventLog(), worker.run, memory, _cores())
         names = [
-            f"{job.name}/{name}" for job, result in schedule.run(jobs) for name in result.files
+            f"{end.job.name}/{name}" for end in schedule.run(jobs) for name in end.result.files
         ]
     return tuple(sorted(names))
 
@@ -129,14 +154,18 @@ def _looked_up(
 ) -> list[Pending]:
     """The units that are not committed as asked; the others are noted as reused."""
     pending = []
+    expected = predict(parts, backend)
     for part in parts:
         shortcut = digest_json(backend.shortcut_key(part))
         found = ledger.committed(part.port, part.unit)
         if found is not None and not found.problem and found.shortcut == shortcut:
             reused.append(part.unit.name)
-            _record_reuse(part.port, part.unit, found, life)
+            taken = ledger.Taken(life=life)
+            ledger.record(
+                part.port, part.unit, "reused", taken, key=found.key, key_digest=found.key_digest
+            )
         else:
-            pending.append(Pending(part, shortcut, found))
+            pending.append(Pending(part, shortcut, found, expected[part.unit.name]))
     return pending
 
 
@@ -147,6 +176,11 @@ def _cores() -> int:
 
 def _engine(backend: Backend) -> EmbeddedEngine:
     return EmbeddedEngine(preload=[*backend.preload, worker.__name__])
+
+
+def _at_once(pending: Sequence[Pending], budget: HostBudget) -> int:
+    fitting = how_many_fit([todo.expected.host_bytes for todo in pending], budget.bytes)
+    return min(len(pending), _cores(), fitting)
 
 
 def _results(
@@ -167,11 +201,18 @@ def _results(
     ]
     by_name = {todo.unit.name: todo for todo in pending}
     try:
-        for job, result in schedule.run(jobs):
-            yield by_name[job.name], result
+        for end in schedule.run(jobs):
+            peak = max(end.result.host_peak_bytes, end.host_peak_bytes)
+            yield by_name[end.job.name], replace(end.result, host_peak_bytes=peak)
     finally:
-        for job, error in schedule.failed:
-            ledger.record_failure(job.part.port, job.part.unit, error.message, life)
+        for failed in schedule.failed:
+            todo = by_name[failed.job.name]
+            taken = ledger.Taken(
+                life=life,
+                host_peak_bytes=failed.host_peak_bytes,
+                host_model_bytes=todo.expected.model_bytes,
+            )
+            ledger.record_failure(todo.part.port, todo.unit, failed.error.message, taken)
 
 
 def _publish(
@@ -186,6 +227,12 @@ def _publish(
         "shared": port.spec.shared_digest(port.plan.fingerprint()),
     }
     built = bool(result.files)
+    taken = ledger.Taken(
+        life=life,
+        seconds=round(result.seconds, 3),
+        host_peak_bytes=result.host_peak_bytes if built else 0,
+        host_model_bytes=todo.expected.model_bytes,
+    )
     if built:
         notice(
             f"{unit.name}: built in {result.seconds:.0f} s, peak "
@@ -197,40 +244,14 @@ def _publish(
         shutil.rmtree(folder, ignore_errors=True)
         result.partial.replace(folder)
         sync_folder(folder.parent)
-        made = {
-            "life": life,
-            "seconds": round(result.seconds, 3),
-            "host_peak_bytes": result.host_peak_bytes,
-        }
-        unit_set.commit(result.files, {**facts, "built": made})
+        unit_set.commit(result.files, {**facts, "built": asdict(taken)})
     else:
         manifest = unit_set.verify()
         unit_set.commit_entries(manifest.files, manifest.facts | facts)
         notice(f"{unit.name}: reused, the traced graph is the same")
-    ledger.record(
-        port,
-        unit,
-        "built" if built else "reused",
-        life=life,
-        key=result.key,
-        key_digest=result.key_digest,
-        seconds=result.seconds,
-        host_peak_bytes=result.host_peak_bytes,
-    )
+    outcome: Outcome = "built" if built else "reused"
+    ledger.record(port, unit, outcome, taken, key=result.key, key_digest=result.key_digest)
     return built
-
-
-def _record_reuse(port: Port, unit: UnitSpec, found: ledger.Found, life: int) -> None:
-    ledger.record(
-        port,
-        unit,
-        "reused",
-        life=life,
-        key=found.key,
-        key_digest=found.key_digest,
-        seconds=0.0,
-        host_peak_bytes=0,
-    )
 
 
 def _remove_leftovers(port: Port, units: Iterable[UnitSpec]) -> None:

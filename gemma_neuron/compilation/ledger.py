@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gemma_neuron.artifacts import Manifest, digest_json
@@ -36,6 +36,17 @@ def committed(port: Port, unit: UnitSpec) -> Found | None:
     return Found(facts["shortcut"], facts["key_digest"], facts["key"])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What a unit took. `host_model_bytes`: what the back end's model says of its peak, so that later predictions can
+    be corrected by the two."""
+
+    life: int
+    seconds: float = 0.0
+    host_peak_bytes: int = 0
+    host_model_bytes: int = 0
+
+
 def artefact_digest(manifest: Manifest) -> str:
     """Names a unit's files, whatever is said about them later (a shortcut key taken anew)."""
     return digest_json([entry.model_dump() for entry in manifest.files])
@@ -54,14 +65,8 @@ def settle(port: Port, units: Iterable[UnitSpec]) -> None:
             continue  # it does not count, and is built again
         if manifest is not None and artefact_digest(manifest) not in known:
             facts = manifest.facts
-            record(
-                port,
-                unit,
-                "built",
-                key=facts["key"],
-                key_digest=facts["key_digest"],
-                **facts["built"],
-            )
+            taken = Taken(**facts["built"])
+            record(port, unit, "built", taken, key=facts["key"], key_digest=facts["key_digest"])
 
 
 def life(port: Port) -> int:
@@ -74,35 +79,23 @@ def record(
     port: Port,
     unit: UnitSpec,
     outcome: Outcome,
+    taken: Taken,
     *,
-    life: int,
     key: dict[str, str],
     key_digest: str,
-    seconds: float,
-    host_peak_bytes: int,
 ) -> None:
     """Append a committed unit's line. `key`: digest of its key; `digest`: of its files."""
     manifest = port.unit_set(unit).manifest()
     assert manifest is not None, f"{unit.name} has no marker"
-    port.append(
-        "ledger.jsonl",
-        {
-            "unit": unit.name,
-            "key": key_digest,
-            "fields": key,
-            "digest": artefact_digest(manifest),
-            "seconds": round(seconds, 3),
-            "host_peak_bytes": host_peak_bytes,
-            "outcome": outcome,
-            "life": life,
-        },
-    )
+    facts = {"key": key_digest, "fields": key, "digest": artefact_digest(manifest)}
+    port.append("ledger.jsonl", {"unit": unit.name, "outcome": outcome} | asdict(taken) | facts)
 
 
-def record_failure(port: Port, unit: UnitSpec, why: str, life: int) -> None:
-    """Append the line of a unit that was given up."""
+def record_failure(port: Port, unit: UnitSpec, why: str, taken: Taken) -> None:
+    """Append the line of a unit that was given up; its peak is 0 unless memory was the reason."""
     outcome: Outcome = "failed"
-    port.append("ledger.jsonl", {"unit": unit.name, "outcome": outcome, "why": why, "life": life})
+    facts = {"unit": unit.name, "outcome": outcome, "why": why}
+    port.append("ledger.jsonl", facts | asdict(taken))
 
 
 def why_missed(port: Port, unit: UnitSpec, key: dict[str, str], found: Found | None) -> str:

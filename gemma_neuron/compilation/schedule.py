@@ -1,9 +1,10 @@
 """Which units are built now, by which workers, and what follows when one of them fails.
 
 A unit is tried in a worker of its own. A fault (the worker died or hung) or a compiler that ended for no reason
-of the graph's leads to another try in a fresh worker; the same end twice poisons the unit. Neither touches the other
-units: units are independent, so there is nothing to wind back, and what `Manager.elastic_retry` does for jobs
-that share state would throw away their work here.
+of the graph's leads to another try in a fresh worker; the same end twice poisons the unit. Want of memory is no fault
+of a unit that had company: it is built again alone. None of this touches the other units: they are independent,
+so there is nothing to wind back, and what `Manager.elastic_retry` does for jobs that share state would
+throw away their work here.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+from gemma_neuron.compilation.conditions import HostMemory
 from gemma_neuron.elastic.engine import Engine, Outcome, WorkerContext, WorkerHandle, WorkerSpec
 from gemma_neuron.elastic.events import EventLog
 from gemma_neuron.elastic.faults import ReplicaDownError, WorkerHung
 from gemma_neuron.elastic.retry import PoisonWatch, RetryPolicy
 from gemma_neuron.errors import CompileError, CompilerFaultError, GemmaNeuronError
-
-POLL_SECONDS = 0.25
 
 
 class Task(Protocol):
@@ -38,19 +38,48 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class Running(Generic[Job]):
-    """One try of one unit."""
+    """One try of one unit. `company`: other units ran at some time beside it."""
 
     job: Job
     handle: WorkerHandle
+    company: bool
     since: float = field(default_factory=time.monotonic)
+    peak_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.job.name
+
+    @property
+    def pid(self) -> int:
+        return self.handle.pid
 
     def facts(self) -> dict[str, object]:
         return {
-            "unit": self.job.name,
+            "unit": self.name,
             "rank": self.handle.spec.rank,
-            "worker_pid": self.handle.pid,
+            "worker_pid": self.pid,
             "seconds": round(time.monotonic() - self.since, 3),
+            "host_peak_bytes": self.peak_bytes,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Generic[Job, Result]):
+    """A unit that came to its end, and the peak of its worker's tree in bytes."""
+
+    job: Job
+    result: Result
+    host_peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp(Generic[Job]):
+    """A unit that did not. `host_peak_bytes`: what it took at least, where memory was the reason, else 0."""
+
+    job: Job
+    error: GemmaNeuronError
+    host_peak_bytes: int = 0
 
 
 class Schedule(Generic[Job, Result]):
@@ -61,72 +90,126 @@ class Schedule(Generic[Job, Result]):
         engine: Engine,
         events: EventLog,
         work: Callable[[WorkerContext, Job], Result],
+        memory: HostMemory,
         most_at_once: int,
     ) -> None:
         self.most_at_once = most_at_once
-        self._engine, self._events, self._work = engine, events, work
+        self.failed: list[GivenUp[Job]] = []
+        self._engine, self._events, self._work, self._memory = engine, events, work, memory
         self._waiting: list[Job] = []
+        self._alone: set[str] = set()
         self._running: dict[WorkerHandle, Running[Job]] = {}
         self._poison, self._policy = PoisonWatch(), RetryPolicy()
         self._tries: dict[str, int] = {}
-        self._failed: list[tuple[Job, GemmaNeuronError]] = []
+        self._ranks: dict[str, int] = {}
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Result]]:
-        """Results in order of completion. When a unit fails for good the others go on; then its error is raised."""
+    def run(self, jobs: Sequence[Job]) -> Iterator[Finished[Job, Result]]:
+        """Units in order of completion. When one fails for good the others go on; then its error is raised."""
         self._waiting = list(jobs)
-        ranks = {job.name: rank for rank, job in enumerate(jobs)}
+        self._ranks = {job.name: rank for rank, job in enumerate(jobs)}
         try:
             while self._waiting or self._running:
-                self._admit(ranks)
-                for outcome in self._engine.wait(list(self._running), POLL_SECONDS):
-                    running = self._running.pop(outcome.handle)
-                    result = self._taken(running, outcome)
-                    if result is not None:
-                        yield running.job, result
+                self._admit()
+                yield from self._ended(
+                    self._engine.wait(list(self._running), self._memory.poll_seconds)
+                )
+                if self._memory.watch(list(self._running.values())):
+                    self._make_room()
         finally:
             for handle in list(self._running):
                 self._engine.kill(handle)
             self._running.clear()
-        if self._failed:
+        if self.failed:
             raise self._verdict()
 
-    def _admit(self, ranks: dict[str, int]) -> None:
-        while self._waiting and len(self._running) < self.most_at_once:
-            job = self._waiting.pop(0)
+    def _admit(self) -> None:
+        while (job := self._next()) is not None:
+            self._waiting.remove(job)
             self._tries[job.name] = self._tries.get(job.name, 0) + 1
-            spec = WorkerSpec(rank=ranks[job.name], name=job.name)
+            spec = WorkerSpec(rank=self._ranks[job.name], name=job.name)
             try:
                 handle = self._engine.spawn(spec)
             except ReplicaDownError as fault:
-                self._again(job, fault, fault.signature, {**fault.facts(), "unit": job.name})
+                facts = {**fault.facts(), "unit": job.name, "seconds": 0.0}
+                self._again(job, fault, fault.signature, facts)
                 continue
-            running = Running(job, handle)
+            running = Running(job, handle, company=bool(self._running))
+            for other in self._running.values():
+                other.company = True
             self._running[handle] = running
             self._events.emit("worker_started", attempt=self._tries[job.name], **running.facts())
             self._events.resumed(unit=job.name)
             self._engine.call(handle, self._work, job)
 
-    def _taken(self, running: Running[Job], outcome: Outcome) -> Result | None:
-        """What a worker left: its result, or None when the unit is tried again or given up."""
-        job, facts = running.job, running.facts()
-        fault, error = outcome.fault, outcome.error
-        if fault is not None:
-            self._again(job, fault, fault.signature, facts)
+    def _next(self) -> Job | None:
+        """The unit to start now, if any: those that need the memory for themselves come last."""
+        running = list(self._running.values())
+        if len(running) >= self.most_at_once or any(r.name in self._alone for r in running):
             return None
-        # It has answered; its end frees its memory, whatever its libraries still hold.
-        self._engine.kill(outcome.handle)
-        if isinstance(error, CompilerFaultError):
+        for job in self._waiting:
+            if job.name not in self._alone:
+                return job if self._memory.admits(job.name, running) else None
+        return self._waiting[0] if self._waiting and not running else None
+
+    def _ended(self, outcomes: Sequence[Outcome]) -> Iterator[Finished[Job, Result]]:
+        for outcome in outcomes:
+            running = self._running.pop(outcome.handle)
+            if outcome.fault is None:
+                # It has answered; its end frees its memory, whatever its libraries still hold.
+                self._engine.kill(outcome.handle)
+            error = outcome.fault or outcome.error
+            if error is None:
+                running.job.log.unlink(missing_ok=True)
+                yield Finished(running.job, outcome.answer, running.peak_bytes)
+            else:
+                self._take_up(running, error)
+
+    def _take_up(self, running: Running[Job], error: Exception) -> None:
+        """Decide what follows from how a try ended."""
+        job, facts = running.job, running.facts()
+        passing = isinstance(error, ReplicaDownError | CompilerFaultError)
+        if passing and self._memory.killed_by_kernel():
+            self._events.emit("oom_killed", **facts, why=str(error))
+            self._short_of_memory(running, "killed by the kernel")
+        elif isinstance(error, ReplicaDownError | CompilerFaultError):
             self._again(job, error, error.signature, facts)
-        elif isinstance(error, GemmaNeuronError):
-            self._give_up(job, error, facts)
-        elif error is not None:
-            broke = f"Compiling {job.name} broke: {type(error).__name__}: {error}"
-            self._give_up(job, CompileError(broke, "This is a bug; please report it."), facts)
         else:
-            result: Result = outcome.answer
-            job.log.unlink(missing_ok=True)
-            return result
-        return None
+            if not isinstance(error, GemmaNeuronError):
+                broke = f"Compiling {job.name} broke: {type(error).__name__}: {error}"
+                error = CompileError(broke, "This is a bug; please report it.")
+            self._events.emit("unit_failed", **facts, why=error.message)
+            _note(job, error)
+            self.failed.append(GivenUp(job, error))
+
+    def _make_room(self) -> None:
+        """Stop the unit that was started last: it has the least to lose."""
+        youngest = max(self._running.values(), key=lambda running: running.since)
+        del self._running[youngest.handle]
+        self._engine.kill(youngest.handle)
+        self._events.emit(
+            "stopped_for_memory", **youngest.facts(), total_bytes=self._memory.total_bytes
+        )
+        self._short_of_memory(youngest, "stopped", company=bool(self._running))
+
+    def _short_of_memory(
+        self, running: Running[Job], how: str, company: bool | None = None
+    ) -> None:
+        """Build it again with the memory for itself, and from now on fewer at once; or give it up if it had that."""
+        job = running.job
+        if not (running.company if company is None else company):
+            error = self._memory.refusal(running, how)
+            _note(job, error)
+            peak = max(running.peak_bytes, self._memory.budget.bytes)
+            self.failed.append(GivenUp(job, error, peak))
+            return
+        self._memory.took_more(running)
+        self.most_at_once = max(1, len(self._running))
+        self._alone.add(job.name)
+        self._waiting.append(job)
+        self._events.down()
+        self._events.emit(
+            "retry", unit=job.name, attempt=self._tries[job.name] + 1, why=how, at_once=1
+        )
 
     def _again(
         self, job: Job, error: GemmaNeuronError, signature: str, facts: dict[str, object]
@@ -149,27 +232,15 @@ class Schedule(Generic[Job, Result]):
             f"{job.name} failed {how}; the last: {error.message}",
             f"{error.hint} Its log is {job.log}; units that are done stay.".strip(),
         )
-        poisoned.__cause__ = error
-        self._failed.append((job, poisoned))
-
-    def _give_up(self, job: Job, error: GemmaNeuronError, facts: dict[str, object]) -> None:
-        """An error that another try would meet again."""
-        self._events.emit("unit_failed", **facts, why=error.message)
-        _note(job, error)
-        self._failed.append((job, error))
-
-    @property
-    def failed(self) -> tuple[tuple[Job, GemmaNeuronError], ...]:
-        """Units given up, with why."""
-        return tuple(self._failed)
+        self.failed.append(GivenUp(job, poisoned))
 
     def _verdict(self) -> GemmaNeuronError:
         """The first failure, naming the other units that failed too."""
-        (_, first), *others = self._failed
+        first, *others = self.failed
         if others:
-            first.message += f" Failed too: {', '.join(job.name for job, _ in others)}."
-            first.args = (first.message,)
-        return first
+            first.error.message += f" Failed too: {', '.join(other.job.name for other in others)}."
+            first.error.args = (first.error.message,)
+        return first.error
 
 
 def _note(job: Task, error: GemmaNeuronError) -> None:

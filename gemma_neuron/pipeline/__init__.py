@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gemma_neuron.backends.base import Runner
 from gemma_neuron.backends.registry import backend
 from gemma_neuron.compilation.buckets import choose_buckets, choose_context, choose_slots
-from gemma_neuron.pipeline.host import host_budget, most_compilers
+from gemma_neuron.pipeline.host import host_budget, require_budget
 from gemma_neuron.pipeline.inspecting import account_for_ranks, inspected
 from gemma_neuron.pipeline.prepare import Prepared, only_worker, prepare
 from gemma_neuron.pipeline.request import CompileRequest, PlanOptions, PortResult, run_dtype
@@ -67,7 +67,7 @@ def planned(source_text: str, request: PlanOptions, watch: Watch = UNWATCHED) ->
     geometry = read_geometry(read_config(open_any(source_text, watch, config_only=True)))
     context = choose_context(geometry, request.max_context)
     instance = find_instance(request.instance)
-    budget, origin = host_budget(request.host_memory, instance)
+    budget = host_budget(request.host_memory, instance)
     asked = PlanRequest(
         instance=instance,
         tp=request.tp,
@@ -75,10 +75,11 @@ def planned(source_text: str, request: PlanOptions, watch: Watch = UNWATCHED) ->
         slots=choose_slots(request.slots, default=1),
         buckets=choose_buckets(request.buckets, context),
         strategy=request.strategy,
-        host_budget=budget,
-        host_origin=origin,
+        host_budget=budget.bytes,
+        host_origin=budget.origin,
     )
-    return make_plan(geometry, read_parameter_table(geometry), asked)
+    table = read_parameter_table(geometry)
+    return make_plan(geometry, table, asked, backend("neuron").host_bytes)
 
 
 def shard(
@@ -125,7 +126,7 @@ def compile_port(
     show_warnings(prepared.record, notice)
     geometry, port = prepared.audit.geometry, prepared.port
     assert geometry is not None
-    most_at_once = most_compilers(prepared, request)
+    budget = require_budget(prepared, request, chosen)
     with only_worker(prepared):
         sharded = _shard(prepared, progress)
         compiled: CompiledModel = compile_units(
@@ -135,8 +136,8 @@ def compile_port(
             port.spec,
             chosen,
             notice,
+            budget,
             request.limits,
-            most_at_once,
         )
     return PortResult(
         port=port.path,
@@ -148,6 +149,9 @@ def compile_port(
         host_peak_bytes=max(compiled.host_peak_bytes, _own_peak()),
         output_bytes=sharded.output_bytes + compiled.output_bytes,
         warnings=port.record.warnings,
+        unit_peaks=compiled.unit_peaks,
+        retries=compiled.retries,
+        downtime_seconds=compiled.downtime_seconds,
     )
 
 

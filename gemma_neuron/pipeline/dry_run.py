@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gemma_neuron.backends.registry import backend
 from gemma_neuron.errors import UsageError
+from gemma_neuron.pipeline.host import host_budget
 from gemma_neuron.pipeline.prepare import prepare
 from gemma_neuron.pipeline.request import CompileRequest
 from gemma_neuron.pipeline.sources import UNWATCHED, Watch
@@ -24,4 +25,4 @@ def dry_run(source_text: str, request: CompileRequest, watch: Watch = UNWATCHED)
     geometry, spec = prepared.audit.geometry, prepared.record.compile
     assert geometry is not None and spec is not None
     parts = parts_of(spec.graphs(), prepared.port, geometry, prepared.plan, spec)
-    return trace_only(parts, request.out, chosen)
+    return trace_only(parts, request.out, chosen, host_budget(request.host_memory))

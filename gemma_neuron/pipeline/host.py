@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
+from gemma_neuron.backends.base import Backend
+from gemma_neuron.compilation.conditions import HostBudget
+from gemma_neuron.compilation.prediction import predict
 from gemma_neuron.instances import Instance
 from gemma_neuron.machine import budget_of, instance_type, memory_limit
 from gemma_neuron.pipeline.prepare import Prepared
 from gemma_neuron.pipeline.request import CompileRequest
 
 
-def host_budget(asked: int | None, instance: Instance | None = None) -> tuple[int, str]:
-    """(bytes, where from): what was asked, else what `instance` has, else what is here, less the reserve.
+def host_budget(asked: int | None, instance: Instance | None = None) -> HostBudget:
+    """What was asked, else what `instance` has, else what is here, less the reserve.
 
     On the instance itself its container counts too, not only its type.
     """
     if asked is not None:
-        return asked, "--host-memory"
+        return HostBudget(asked, "--host-memory")
     if instance is not None and instance_type() != instance.name:
-        return budget_of(
-            instance.host_bytes
-        ), f"{instance.name}: {instance.host_gib} GiB less a reserve"
+        origin = f"{instance.name}: {instance.host_gib} GiB less a reserve"
+        return HostBudget(budget_of(instance.host_bytes), origin)
     found = memory_limit()
-    return found.budget, f"this {found.origin}: {found.total / 2**30:.1f} GiB less a reserve"
+    origin = f"this {found.origin}: {found.total / 2**30:.1f} GiB less a reserve"
+    return HostBudget(found.budget, origin)
 
 
-def most_compilers(prepared: Prepared, request: CompileRequest) -> int:
-    """How many compilers the host's memory holds. Raises DoesNotFitError before anything is written."""
-    from gemma_neuron.sharding.host_memory import compilers_at_once
+def require_budget(prepared: Prepared, request: CompileRequest, chosen: Backend) -> HostBudget:
+    """The budget of this run. Raises DoesNotFitError, before anything is written, when a unit alone passes it."""
+    from gemma_neuron.compilation.compiler import parts_of
+    from gemma_neuron.sharding.host_memory import require_compilers
 
-    spec = prepared.record.compile
-    assert spec is not None and prepared.audit.geometry is not None
-    budget, origin = host_budget(request.host_memory)
-    return compilers_at_once(
-        request.backend,
-        prepared.audit.geometry,
-        prepared.plan,
-        spec.units(),
-        budget=budget,
-        origin=origin,
-    )
+    spec, geometry = prepared.record.compile, prepared.audit.geometry
+    assert spec is not None and geometry is not None
+    budget = host_budget(request.host_memory)
+    parts = parts_of(spec.units(), prepared.port, geometry, prepared.plan, spec)
+    peaks = [(name, found.host_bytes) for name, found in predict(parts, chosen).items()]
+    spare_host = chosen.name == "neuron"
+    require_compilers(peaks, spec.units(), budget.bytes, budget.origin, spare_host=spare_host)
+    return budget

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -61,6 +61,11 @@ class PortResult:
     host_peak_bytes: int
     output_bytes: int
     warnings: tuple[str, ...]
+    unit_peaks: dict[str, int] = field(default_factory=dict)
+    """Unit built now → peak bytes of host memory (`compile`)."""
+    retries: int = 0
+    downtime_seconds: float = 0.0
+    """How long units waited for another try after a fault."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -69,6 +74,9 @@ class PortResult:
             "units": {"total": self.total, "built": self.built, "reused": self.reused},
             "seconds": round(self.seconds, 2),
             "host_peak_bytes": self.host_peak_bytes,
+            "unit_peaks": self.unit_peaks,
+            "retries": self.retries,
+            "downtime_seconds": self.downtime_seconds,
             "output_bytes": self.output_bytes,
             "warnings": list(self.warnings),
         }

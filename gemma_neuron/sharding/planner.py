@@ -6,13 +6,15 @@ side. Refused (exit 4): a tp that cannot be, a core or a host that is too small.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NoReturn, cast, get_args
 
-from gemma_neuron.backends.base import CompileSpec
+from gemma_neuron.backends.base import CompileSpec, HostBytes, PortPart
 from gemma_neuron.errors import DoesNotFitError, IndivisibleError, UsageError
 from gemma_neuron.geometry import ModelGeometry
 from gemma_neuron.parameters import ParameterTable
 from gemma_neuron.plan import ShardPlan, Strategy
+from gemma_neuron.port import Port
 from gemma_neuron.sharding.candidates import (
     PLAN_DTYPE,
     Candidate,
@@ -56,8 +58,13 @@ def strategies(choice: str) -> tuple[Strategy, ...]:
     return ("replicate-kv", "replicate-global") if choice == "auto" else (cast(Strategy, choice),)
 
 
-def make_plan(geometry: ModelGeometry, table: ParameterTable, asked: PlanRequest) -> Planned:
-    """All candidates and the chosen one. Raises IndivisibleError or DoesNotFitError."""
+def make_plan(
+    geometry: ModelGeometry, table: ParameterTable, asked: PlanRequest, host_bytes: HostBytes
+) -> Planned:
+    """All candidates and the chosen one; `host_bytes`: the neuron back end's prediction for a unit.
+
+    Raises IndivisibleError or DoesNotFitError.
+    """
     strategies(asked.strategy)
     _require_degree(geometry, table, asked)
     plans = [place(geometry, table, asked.tp, name) for name in strategies("auto")]
@@ -66,7 +73,7 @@ def make_plan(geometry: ModelGeometry, table: ParameterTable, asked: PlanRequest
     chosen = min(allowed, key=lambda c: (not c.fits, c.bytes.total))
     if not chosen.fits:
         _refuse_bytes(geometry, table, asked, chosen)
-    host = _host(geometry, table, chosen.plan, asked)
+    host = _host(geometry, table, chosen.plan, asked, host_bytes)
     return Planned(
         geometry=geometry,
         asked=asked,
@@ -216,19 +223,31 @@ def _longest_context(geometry: ModelGeometry, plan: ShardPlan, asked: PlanReques
 
 
 def _host(
-    geometry: ModelGeometry, table: ParameterTable, plan: ShardPlan, asked: PlanRequest
+    geometry: ModelGeometry,
+    table: ParameterTable,
+    plan: ShardPlan,
+    asked: PlanRequest,
+    host_bytes: HostBytes,
 ) -> HostPeaks:
-    units = CompileSpec(
+    spec = CompileSpec(
         backend="neuron",
         dtype=PLAN_DTYPE,
         slots=asked.slots,
         max_context=asked.context,
         buckets=asked.buckets,
-    ).units()
-    peaks = host_peaks(
-        geometry, table, plan, units, budget=asked.host_budget, origin=asked.host_origin
     )
-    require_host_memory(peaks, units)
+    nowhere = Port(Path())
+    compilers = [
+        (
+            unit.name,
+            host_bytes(PortPart(geometry=geometry, plan=plan, spec=spec, unit=unit, port=nowhere)),
+        )
+        for unit in spec.units()
+    ]
+    peaks = host_peaks(
+        geometry, table, plan, compilers, budget=asked.host_budget, origin=asked.host_origin
+    )
+    require_host_memory(peaks, spec.units())
     return peaks
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gemma_neuron.machine import free_memory
 from gemma_neuron.validation.stock.layers import LayerWeights, fill_rest
 from gemma_neuron.validation.stock.skeleton import IMPLEMENTATION, Skeleton, open_skeleton
 
@@ -94,7 +95,7 @@ class Reference:
 
         self._dtype: torch.dtype = getattr(torch, dtype)
         skeleton = open_skeleton(folder)
-        self._memory = _free_memory() if memory is None else memory
+        self._memory = free_memory() if memory is None else memory
         self._parameters = _stored_values(skeleton)
         self.resident = self._parameters * self._dtype.itemsize < RESIDENT_SHARE * self._memory
         self._layers = LayerWeights(skeleton, self._dtype, keep=self.resident)
@@ -285,9 +286,3 @@ def _stored_values(skeleton: Skeleton) -> int:
     from math import prod
 
     return sum(prod(skeleton.stored.shape(name)) for name in skeleton.names.values())
-
-
-def _free_memory() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().available)

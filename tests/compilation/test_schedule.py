@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from gemma_neuron.compilation.conditions import HostBudget, HostMemory
 from gemma_neuron.compilation.schedule import Schedule
 from gemma_neuron.elastic.embedded import EmbeddedEngine
 from gemma_neuron.elastic.events import EventLog
@@ -21,6 +22,10 @@ DEATH_BOUND = 0.5
 HANG_SLACK = 1.0
 
 
+def plenty() -> HostMemory:
+    return HostMemory(HostBudget(10**15, "the test"), {})
+
+
 class Shop:
     """A schedule over a real engine, with all it said."""
 
@@ -29,11 +34,11 @@ class Shop:
         self.engine = EmbeddedEngine(preload=["tests.compilation.units"])
         self.said: list[tuple[float, str, dict[str, Any]]] = []
 
-    def run(self, units: dict[str, tuple[str, ...]], most: int = 2) -> list[str]:
+    def run(self, units: Mapping[str, tuple[str, ...]], most: int = 2) -> list[str]:
         made = [Unit(self.folder, name, tries) for name, tries in units.items()]
         events = EventLog(lambda what, facts: self.said.append((time.monotonic(), what, facts)))
-        self.schedule: Schedule[Unit, str] = Schedule(self.engine, events, build, most)
-        return [result for _, result in self.schedule.run(made)]
+        self.schedule: Schedule[Unit, str] = Schedule(self.engine, events, build, plenty(), most)
+        return [end.result for end in self.schedule.run(made)]
 
     def of(self, what: str, unit: str) -> list[dict[str, Any]]:
         return [facts for _, said, facts in self.said if said == what and facts["unit"] == unit]
@@ -89,7 +94,7 @@ def test_the_same_end_twice_is_poison_and_the_others_are_finished_first(shop: Sh
     assert str(shop.folder / "decode.log") in error.hint
     assert "exited with code 70" in (shop.folder / "decode.log").read_text()
     assert [shop.starts(name) for name in units] == [2, 1, 1]
-    assert [job.name for job, _ in shop.schedule.failed] == ["decode"]
+    assert [failed.job.name for failed in shop.schedule.failed] == ["decode"]
     assert len(shop.of("poisoned", "decode")) == 1
 
 
@@ -116,7 +121,7 @@ def test_every_failed_unit_is_named(shop: Shop) -> None:
 
 def test_an_error_of_the_caller_ends_what_runs(shop: Shop) -> None:
     units = [Unit(shop.folder, "decode"), Unit(shop.folder, "prefill", ("sleep 600",))]
-    schedule: Schedule[Unit, str] = Schedule(shop.engine, EventLog(), build, 2)
+    schedule: Schedule[Unit, str] = Schedule(shop.engine, EventLog(), build, plenty(), 2)
     running = schedule.run(units)
     next(running)
     children = psutil.Process().children(recursive=True)

@@ -17,17 +17,16 @@ import psutil
 import pytest
 
 from gemma_neuron.backends.decode import prefill_prompt
+from gemma_neuron.backends.registry import backend
+from gemma_neuron.compilation.compiler import parts_of
+from gemma_neuron.compilation.prediction import predict
 from gemma_neuron.errors import IntegrityError, UsageError
-from gemma_neuron.geometry import ModelGeometry
-from gemma_neuron.models.registry import read_geometry
 from gemma_neuron.pipeline import open_port, runner_factory
 from gemma_neuron.port import Port
-from gemma_neuron.sharding.host_memory import cpu_compiler_bytes
 from tests.equality.compare import BAR, worst
 from tests.equality.test_ranks import texts_of
 from tests.pipeline.conftest import compile_tiny, tiny_source
 from tests.stock import stock_logits
-from tests.tiny import gemma4_config
 
 TEXTS, PROMPTS = (46, 24, 9), (30, 24, 5)
 
@@ -206,14 +205,16 @@ def _claim_another_host(port: Port, phase: str) -> None:
 def test_a_compilers_memory_is_what_compile_was_limited_by(port: Path) -> None:
     """The figure by which `compile` decides how many graphs it builds together, against what building took."""
     opened = Port(port)
-    predicted = cpu_compiler_bytes(size_of_tiny())
-    peaks = [line["host_peak_bytes"] for line in opened.ledger() if line["outcome"] == "built"]
-    assert len(peaks) == 3
-    assert all(predicted / 2 < peak <= 1.15 * predicted for peak in peaks), (predicted, peaks)
-
-
-def size_of_tiny() -> ModelGeometry:
-    return read_geometry(gemma4_config(2, sliding_window=8))
+    built = [line for line in opened.ledger() if line["outcome"] == "built"]
+    parts = parts_of(opened.spec.units(), opened, opened.geometry, opened.plan, opened.spec)
+    model = {part.unit.name: backend("cpu").host_bytes(part) for part in parts}
+    assert {line["unit"]: line["host_model_bytes"] for line in built} == model
+    learned = predict(parts, backend("cpu"))
+    for line in built:
+        peak, predicted = line["host_peak_bytes"], model[line["unit"]]
+        assert predicted / 2 < peak <= 1.15 * predicted, line
+        assert learned[line["unit"]].host_bytes == pytest.approx(peak, rel=0.15)
+        assert learned[line["unit"]].seconds == line["seconds"]
 
 
 def test_ports_carry_what_serving_needs(port: Path) -> None:

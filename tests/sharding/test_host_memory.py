@@ -6,20 +6,27 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gemma_neuron.backends.base import UnitSpec
+from gemma_neuron.backends.base import CompileSpec, PortPart
+from gemma_neuron.backends.registry import backend
 from gemma_neuron.errors import DoesNotFitError
 from gemma_neuron.instances import instance
-from gemma_neuron.machine import GIB, budget_of, instance_type, memory_limit
-from gemma_neuron.models.registry import read_geometry, read_parameter_table
-from gemma_neuron.sharding.host_memory import (
-    at_once,
-    compilers_at_once,
-    cpu_compiler_bytes,
-    streamed_bytes,
+from gemma_neuron.machine import (
+    GIB,
+    budget_of,
+    control_groups,
+    free_memory,
+    how_many_fit,
+    instance_type,
+    memory_limit,
+    oom_kills,
 )
+from gemma_neuron.models.registry import read_geometry, read_parameter_table
+from gemma_neuron.port import Port
+from gemma_neuron.sharding.host_memory import require_compilers, streamed_bytes
 from gemma_neuron.sharding.placement import place
 from tests.command import run
 from tests.sharding.test_published_sizes import planned
@@ -98,12 +105,19 @@ def test_nxdi_04_a_long_bucket_on_a_128_gib_host() -> None:
     geometry = read_geometry(size_config("31B"))
     plan = place(geometry, read_parameter_table(geometry), 4, "replicate-kv")
     budget = budget_of(instance("trn2.3xlarge").host_bytes)
-    units = [UnitSpec(phase="prefill", batch=1, length=n) for n in (512, 8192, 16384)]
-    assert compilers_at_once(
-        "neuron", geometry, plan, units[:2], budget=budget, origin="a test"
-    ) in (1, 2)
+    facts: dict[str, Any] = {"dtype": "bfloat16", "slots": 1, "max_context": 16384}
+    spec = CompileSpec(backend="neuron", buckets=(512, 8192, 16384), **facts)
+    peaks = {
+        unit.name: backend("neuron").host_bytes(
+            PortPart(geometry=geometry, plan=plan, spec=spec, unit=unit, port=Port(Path()))
+        )
+        for unit in spec.units()
+    }
+    units = [unit for unit in spec.units() if unit.length != 16384]
+    fitting = [(unit.name, peaks[unit.name]) for unit in units]
+    require_compilers(fitting, units, budget, "a test", spare_host=True)
     with pytest.raises(DoesNotFitError) as refused:
-        compilers_at_once("neuron", geometry, plan, units, budget=budget, origin="a test")
+        require_compilers(list(peaks.items()), spec.units(), budget, "a test", spare_host=True)
     assert refused.value.exit_code == 4
     assert "prefill-b1-l16384" in refused.value.message
     assert f"{budget:,}" in refused.value.message
@@ -130,16 +144,9 @@ def test_compile_refuses_before_it_writes(tmp_path: Path) -> None:
 
 
 def test_compilers_are_limited_to_what_fits() -> None:
-    assert at_once([5, 3, 3], 11) == 3
-    assert at_once([3, 5, 3], 8) == 2
-    assert at_once([5, 3, 3], 7) == 1
-    geometry = read_geometry(gemma4_config())
-    plan = place(geometry, read_parameter_table(geometry), 4, "replicate-kv")
-    units = [UnitSpec(phase="prefill", batch=1, length=n) for n in (16, 32, 64)]
-    one = cpu_compiler_bytes(geometry)
-    for budget, expected in ((one, 1), (2 * one, 2), (10 * one, 3)):
-        found = compilers_at_once("cpu", geometry, plan, units, budget=budget, origin="the test")
-        assert found == expected
+    assert how_many_fit([5, 3, 3], 11) == 3
+    assert how_many_fit([3, 5, 3], 8) == 2
+    assert how_many_fit([5, 3, 3], 7) == 1
 
 
 @pytest.mark.parametrize("given", ["0", "lots", "GB", "-1GB", "8iB", "1.5.2GB"])
@@ -219,3 +226,45 @@ def test_the_instances_own_name(tmp_path: Path) -> None:
     assert instance_type(tmp_path) == ""
     named = root_with(tmp_path, {"sys/devices/virtual/dmi/id/product_name": "inf2.24xlarge\n"})
     assert instance_type(named) == "inf2.24xlarge"
+
+
+@pytest.mark.parametrize(
+    ("files", "free", "killed"),
+    [
+        ({}, 48 * GIB, 7),
+        (  # version 2: an ancestor's limit is nearer than the group's own
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/b/memory.max": f"{32 * GIB}\n",
+                "sys/fs/cgroup/a/b/memory.current": f"{2 * GIB}\n",
+                "sys/fs/cgroup/a/b/memory.events": "low 0\nmax 12\noom 3\noom_kill 2\n",
+                "sys/fs/cgroup/a/memory.max": f"{16 * GIB}\n",
+                "sys/fs/cgroup/a/memory.current": f"{12 * GIB}\n",
+                "sys/fs/cgroup/a/memory.stat": f"anon 1\ninactive_file {2 * GIB}\n",
+            },
+            6 * GIB,
+            9,
+        ),
+        (
+            {
+                "proc/self/cgroup": "9:memory:/docker/x\n",
+                "sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes": f"{8 * GIB}\n",
+                "sys/fs/cgroup/memory/docker/x/memory.usage_in_bytes": f"{7 * GIB}\n",
+                "sys/fs/cgroup/memory/docker/x/memory.stat": f"total_inactive_file {GIB}\n",
+                "sys/fs/cgroup/memory/docker/x/memory.oom_control": "under_oom 0\noom_kill 1\n",
+            },
+            2 * GIB,
+            8,
+        ),
+    ],
+)
+def test_what_is_free_and_what_was_killed(
+    tmp_path: Path, files: dict[str, str], free: int, killed: int
+) -> None:
+    machine = {
+        "proc/meminfo": f"{MEMINFO['proc/meminfo']}MemAvailable: {48 * 2**20} kB\n",
+        "proc/vmstat": "pgfault 1\noom_kill 7\n",
+    }
+    root = root_with(tmp_path, machine | files)
+    assert (free_memory(root), oom_kills(root)) == (free, killed)
+    assert bool(control_groups(root)) == bool(files)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gemma_neuron.backends.registry import backend
 from gemma_neuron.errors import DoesNotFitError, PlanError
 from gemma_neuron.geometry import ModelGeometry
 from gemma_neuron.instances import instance, instances
@@ -51,7 +52,8 @@ def planned(
         host_budget=host,
         host_origin="the test",
     )
-    return make_plan(geometry, read_parameter_table(geometry), asked)
+    table = read_parameter_table(geometry)
+    return make_plan(geometry, table, asked, backend("neuron").host_bytes)
 
 
 @pytest.fixture

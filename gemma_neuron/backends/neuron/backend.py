@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -60,10 +59,10 @@ class NeuronBackend:
                 f"The neuron back end cannot be used: {status.reason}.", INSTALL
             )
 
-    def workers(self, parts: Sequence[PortPart], cores: int) -> int:
-        from gemma_neuron.backends.neuron.memory import at_once, host_bytes
+    def host_bytes(self, part: PortPart) -> int:
+        from gemma_neuron.backends.neuron.memory import compiler_bytes, traced_bytes
 
-        return at_once(parts, cores, host_bytes())
+        return traced_bytes(part) + compiler_bytes(part)
 
     def shortcut_key(self, part: PortPart) -> dict[str, str]:
         from gemma_neuron.backends.neuron.keys import shared_key

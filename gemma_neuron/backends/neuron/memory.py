@@ -1,17 +1,12 @@
-"""How many units may be compiled at once in a host's memory.
-
-A compiler left to itself is started once for each bucket: on 96 vCPUs all of them, past any host's memory.
-"""
+"""What tracing and compiling one unit takes of the host's memory: the worker's own and its compiler's. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
-
-import psutil
 
 from gemma_neuron.backends.base import PortPart
 from gemma_neuron.models.view import rank_view
+from gemma_neuron.models.weights import PER_LAYER_TABLE, TABLE
 
 ITEM_BYTES = {"bfloat16": 2, "float32": 4, "int32": 4}
 TRACER_BYTES = 950_000_000
@@ -20,19 +15,17 @@ slices of five sizes, by `scripts/lowering-check`, which holds the slice of the 
 WEIGHT_COPIES, STATE_COPIES = 1, 2
 """What tracing holds of a rank's tensors: the tracer's copy on its device of the CPU. The module's own weights are
 never touched, so they take no memory; its zeroed states are read once."""
-COMPILER_BYTES = 4 * 2**30
-"""A compiler with a small graph. A stated basis, not a measurement."""
-COMPILER_BYTES_PER_COLUMN = 12 * 2**20
-"""More for each token of a graph, at COLUMN_LAYERS layers. From the public reports: a 60-layer prefill of 8,192
-compiled within 128 GB of host memory and one of 16,384 did not."""
-COLUMN_LAYERS = 60
-HEADROOM = 0.9
-"""Share of what is free that compilers may be planned to take."""
-
-
-def host_bytes() -> int:
-    """Memory that is free for compilers now, all of this process's own subtracted."""
-    return psutil.virtual_memory().available
+COMPILER_BASE_BYTES = 2**30
+"""Of a neuronx-cc process, whatever it compiles. An allowance: no published figure tells it."""
+COMPILER_BYTES_PER_WEIGHT_BYTE = 1.4
+"""neuronx-cc over a decode graph: 7.5 GB resident were reported for E2B on one core, whose graph reads 4.55 GB of
+bfloat16 weights (github.com/xbill9/tpu-jax-inf2, runs/2026-07-30-neuron-compile-e2b). Weights are parameters of the
+graph: it is the instructions that stream them which take the memory. That graph also unpacked 4-bit weights, which
+makes this a cautious figure."""
+COMPILER_DOUBLING_TOKENS = 2048
+"""Tokens of a prefill bucket that add a decode graph's memory once more. Two runs of the 31B at tp 4 on 128 GiB bound
+it, the tracer's memory counted: 8,192 tokens compiled, so it is at least 1,800, and 16,384 did not, so it is at most
+3,600 (neuronx-distributed-inference, pull request 106)."""
 
 
 def traced_bytes(part: PortPart) -> int:
@@ -47,14 +40,15 @@ def traced_bytes(part: PortPart) -> int:
     return TRACER_BYTES + WEIGHT_COPIES * weights + STATE_COPIES * states
 
 
-def unit_bytes(part: PortPart) -> int:
-    """What tracing and compiling one unit is planned to take on the host."""
-    columns = part.unit.batch * part.unit.length
-    graph = COMPILER_BYTES_PER_COLUMN * columns * len(part.plan.layers) // COLUMN_LAYERS
-    return traced_bytes(part) + COMPILER_BYTES + graph
-
-
-def at_once(parts: Sequence[PortPart], cores: int, available: int) -> int:
-    """At least 1: a single compile that does not fit is the guard's to end, not the plan's to refuse."""
-    largest = max(unit_bytes(part) for part in parts)
-    return max(1, min(len(parts), cores, int(HEADROOM * available) // largest))
+def compiler_bytes(part: PortPart) -> int:
+    """Peak of the unit's neuronx-cc process. A stated basis of three published runs, no promise."""
+    geometry, unit = part.geometry, part.unit
+    looked_up = {PER_LAYER_TABLE} if geometry.tied else {PER_LAYER_TABLE, TABLE}
+    streamed = sum(
+        prod(p.local_shape) * ITEM_BYTES[p.dtype or part.spec.dtype]
+        for p in part.plan.parameters
+        if p.name not in looked_up
+    )
+    tokens = unit.batch * unit.length if unit.phase in ("prefill", "score") else 0
+    growth = 1 + tokens / COMPILER_DOUBLING_TOKENS
+    return COMPILER_BASE_BYTES + int(COMPILER_BYTES_PER_WEIGHT_BYTE * streamed * growth)

@@ -1,0 +1,115 @@
+"""Whether another unit may be started now, and which running one has to stop: the host's memory.
+
+Units are admitted by predicted peak. What they really take is watched by the process tree's proportional size and by
+what the control groups say, whatever else runs in them: nearing the budget nothing is admitted, nearer the youngest
+unit has to stop.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gemma_neuron import machine
+from gemma_neuron.elastic.memory import proportional_bytes, resident_bytes, tree
+from gemma_neuron.errors import DoesNotFitError
+
+PAUSE_SHARE, STOP_SHARE = 0.85, 0.95
+"""Of the budget, or of a control group's limit. The last 5 % are what a unit may add between two looks."""
+LOOK_SECONDS, CLOSE_LOOK_SECONDS = 0.5, 0.02
+"""How often memory is measured exactly: at leisure, and with the budget near."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostBudget:
+    """Bytes that the process tree may take, and where the number comes from, for people."""
+
+    bytes: int
+    origin: str
+
+
+class RunningUnit(Protocol):
+    """One try of a unit, as memory sees it. `peak_bytes` is kept up here."""
+
+    peak_bytes: int
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def since(self) -> float: ...
+
+
+class HostMemory:
+    """The budget's side of a schedule. `predicted`: unit → peak of its worker and all it starts, in bytes."""
+
+    def __init__(
+        self,
+        budget: HostBudget,
+        predicted: dict[str, int],
+        oom_kills: Callable[[], int] = machine.oom_kills,
+        groups: Sequence[machine.ControlGroup] | None = None,
+    ) -> None:
+        self.budget, self._predicted, self._oom_kills = budget, dict(predicted), oom_kills
+        self._groups = machine.control_groups() if groups is None else groups
+        self._killed = oom_kills()
+        self._looked = 0.0
+        self.total_bytes = self.peak_bytes = self._base_bytes = 0
+        self.level = 0.0
+
+    @property
+    def poll_seconds(self) -> float:
+        return CLOSE_LOOK_SECONDS if self.level > PAUSE_SHARE else LOOK_SECONDS / 2
+
+    def admits(self, name: str, running: Sequence[RunningUnit]) -> bool:
+        """Whether one more fits beside these. The first always does: what cannot fit alone was refused before."""
+        if not running:
+            return True
+        held = sum(max(self._predicted.get(unit.name, 0), unit.peak_bytes) for unit in running)
+        wanted = self._base_bytes + held + self._predicted.get(name, 0)
+        return self.level < PAUSE_SHARE and wanted <= self.budget.bytes
+
+    def watch(self, running: Sequence[RunningUnit]) -> bool:
+        """Measure; whether a unit has to stop: the youngest of several, or one that alone is past the budget."""
+        quick = sum(map(resident_bytes, tree([os.getpid()])))
+        near = quick > PAUSE_SHARE * self.budget.bytes
+        if near or time.monotonic() - self._looked > LOOK_SECONDS:
+            self._measure(running)
+        over = self.total_bytes > self.budget.bytes
+        return over if len(running) == 1 else bool(running) and self.level > STOP_SHARE
+
+    def _measure(self, running: Sequence[RunningUnit]) -> None:
+        sizes = {pid: proportional_bytes(pid) for pid in tree([os.getpid()])}
+        held = 0
+        for unit in running:
+            taken = sum(sizes.get(pid, 0) for pid in tree([unit.pid]))
+            unit.peak_bytes = max(unit.peak_bytes, taken)
+            held += taken
+        self.total_bytes = sum(sizes.values())
+        self.peak_bytes = max(self.peak_bytes, self.total_bytes)
+        self._base_bytes = self.total_bytes - held
+        filled = [group.used / group.limit for group in self._groups if group.limit and group.used]
+        self.level = max(self.total_bytes / self.budget.bytes, *filled, 0.0)
+        self._looked = time.monotonic()
+
+    def took_more(self, unit: RunningUnit) -> None:
+        """What the prediction learns from a unit that was stopped: it wants more than it had by then."""
+        known = self._predicted.get(unit.name, 0)
+        self._predicted[unit.name] = max(known, int(1.1 * unit.peak_bytes))
+
+    def killed_by_kernel(self) -> bool:
+        """Whether the kernel killed something for want of memory since this was last asked."""
+        before, self._killed = self._killed, self._oom_kills()
+        return self._killed > before
+
+    def refusal(self, unit: RunningUnit, how: str) -> DoesNotFitError:
+        """The error for a unit that does not fit even alone."""
+        return DoesNotFitError(
+            f"Compiling {unit.name} alone took {unit.peak_bytes:,} bytes of host memory when it was {how}; "
+            f"{self.budget.bytes:,} may be used ({self.budget.origin}).",
+            "Leave out the longer --buckets, or compile on a host with more memory and say so by --host-memory.",
+        )
