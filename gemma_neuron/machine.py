@@ -105,9 +105,9 @@ class ControlGroup:
         return int(text) - (_field(self._text("memory.stat", "memory.stat"), name) or 0)
 
     @property
-    def oom_kills(self) -> int:
-        """Processes the kernel killed in it because it was full."""
-        return _field(self._text("memory.oom_control", "memory.events"), "oom_kill") or 0
+    def oom_kills(self) -> int | None:
+        """Processes of it that the kernel killed for want of memory."""
+        return _field(self._text("memory.oom_control", "memory.events"), "oom_kill")
 
     def _text(self, first: str, second: str) -> str:
         """The file of that name in version 1 or 2; empty where it cannot be read."""
@@ -118,12 +118,18 @@ class ControlGroup:
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """Processes killed for want of memory so far: in our control groups, or on the whole machine."""
+    """Processes killed for want of memory so far in our control groups; on the whole machine where there are none.
+
+    The kernel counts a victim in its own group, whichever limit was reached.
+    """
+    counts = [group.oom_kills for group in control_groups(root)]
+    known = [count for count in counts if count is not None]
+    if known:
+        return sum(known)
     try:
-        machine = _field((root / "proc/vmstat").read_text(), "oom_kill") or 0
+        return _field((root / "proc/vmstat").read_text(), "oom_kill") or 0
     except OSError:
-        machine = 0
-    return machine + sum(group.oom_kills for group in control_groups(root))
+        return 0
 
 
 def control_groups(root: Path = Path("/")) -> tuple[ControlGroup, ...]:

@@ -19,8 +19,9 @@ from gemma_neuron.errors import DoesNotFitError
 
 PAUSE_SHARE, STOP_SHARE = 0.85, 0.95
 """Of the budget, or of a control group's limit. The last 5 % are what a unit may add between two looks."""
-LOOK_SECONDS, CLOSE_LOOK_SECONDS = 0.5, 0.02
-"""How often memory is measured exactly: at leisure, and with the budget near."""
+LOOK_SECONDS, GLANCE_SECONDS, CLOSE_LOOK_SECONDS = 0.5, 0.1, 0.02
+"""How often memory is measured exactly, how often by resident sizes less what was shared when that was measured (a
+millisecond's work), and how often so with the budget near."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +56,16 @@ class HostMemory:
         groups: Sequence[machine.ControlGroup] | None = None,
     ) -> None:
         self.budget, self._predicted, self._oom_kills = budget, dict(predicted), oom_kills
-        self._groups = machine.control_groups() if groups is None else groups
+        found = machine.control_groups() if groups is None else groups
+        self._groups = [(group, group.limit) for group in found if group.limit is not None]
         self._killed = oom_kills()
         self._looked = 0.0
-        self.total_bytes = self.peak_bytes = self._base_bytes = 0
+        self.total_bytes = self.peak_bytes = self._base_bytes = self._shared_bytes = 0
         self.level = 0.0
 
     @property
     def poll_seconds(self) -> float:
-        return CLOSE_LOOK_SECONDS if self.level > PAUSE_SHARE else LOOK_SECONDS / 2
+        return CLOSE_LOOK_SECONDS if self.level > PAUSE_SHARE else GLANCE_SECONDS
 
     def admits(self, name: str, running: Sequence[RunningUnit]) -> bool:
         """Whether one more fits beside these. The first always does: what cannot fit alone was refused before."""
@@ -75,26 +77,42 @@ class HostMemory:
 
     def watch(self, running: Sequence[RunningUnit]) -> bool:
         """Measure; whether a unit has to stop: the youngest of several, or one that alone is past the budget."""
-        quick = sum(map(resident_bytes, tree([os.getpid()])))
-        near = quick > PAUSE_SHARE * self.budget.bytes
-        if near or time.monotonic() - self._looked > LOOK_SECONDS:
-            self._measure(running)
-        over = self.total_bytes > self.budget.bytes
-        return over if len(running) == 1 else bool(running) and self.level > STOP_SHARE
+        resident = sum(map(resident_bytes, tree([os.getpid()])))
+        self._rate(resident - self._shared_bytes)
+        late = time.monotonic() - self._looked > LOOK_SECONDS
+        if not late and not self._over(len(running)):
+            return False
+        # Pages shared by a worker that is new here were counted twice: look exactly before anything is stopped.
+        self._measure(running)
+        return self._over(len(running))
+
+    def _over(self, running: int) -> bool:
+        if running == 1:
+            return self.total_bytes > self.budget.bytes
+        return running > 1 and self.level > STOP_SHARE
 
     def _measure(self, running: Sequence[RunningUnit]) -> None:
-        sizes = {pid: proportional_bytes(pid) for pid in tree([os.getpid()])}
+        members = list(tree([os.getpid()]))
+        resident = sum(map(resident_bytes, members))
+        sizes = {pid: proportional_bytes(pid) for pid in members}
         held = 0
         for unit in running:
             taken = sum(sizes.get(pid, 0) for pid in tree([unit.pid]))
             unit.peak_bytes = max(unit.peak_bytes, taken)
             held += taken
-        self.total_bytes = sum(sizes.values())
-        self.peak_bytes = max(self.peak_bytes, self.total_bytes)
-        self._base_bytes = self.total_bytes - held
-        filled = [group.used / group.limit for group in self._groups if group.limit and group.used]
-        self.level = max(self.total_bytes / self.budget.bytes, *filled, 0.0)
+        total = sum(sizes.values())
+        self._base_bytes, self._shared_bytes = total - held, max(0, resident - total)
+        self._rate(total)
+        self.peak_bytes = max(self.peak_bytes, total)
         self._looked = time.monotonic()
+
+    def _rate(self, total: int) -> None:
+        self.total_bytes = total
+        self.level = max(total / self.budget.bytes, self._filled())
+
+    def _filled(self) -> float:
+        """The fullest of the control groups that have a limit, as a share of it."""
+        return max(((group.used or 0) / limit for group, limit in self._groups), default=0.0)
 
     def took_more(self, unit: RunningUnit) -> None:
         """What the prediction learns from a unit that was stopped: it wants more than it had by then."""

@@ -13,6 +13,7 @@ from gemma_neuron.errors import CompileError, CompilerFaultError
 
 SILENCE = 1.5
 """Seconds without a heartbeat that count as hung here."""
+PIECE_MIB = 4
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,10 @@ def build(context: WorkerContext, unit: Unit) -> str:
     context.phase("compiling", SILENCE)
     for step in unit.tries[min(before, len(unit.tries) - 1)].split("; "):
         what, _, amount = step.partition(" ")
-        _do(what, amount)
+        if what == "after":
+            _wait_for(unit.folder / f"{amount}.starts")
+        else:
+            _do(what, amount)
     return unit.name
 
 
@@ -55,7 +59,23 @@ def _do(what: str, amount: str) -> None:
         os._exit(int(amount))
     elif what == "crash":
         raise CompilerFaultError(f"The compiler {amount}.", "Wait.", signature=amount)
+    elif what == "allocate":
+        _allocate(*map(float, amount.split()))
     elif what == "refuse":
         raise CompileError(f"The graph is {amount}.", "Take another.")
     elif what == "break":
         raise ValueError(amount)
+
+
+def _wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.02)
+
+
+def _allocate(mib: float, rate: float, seconds: float) -> None:
+    """Take so many MiB, so many a second, and hold them for some seconds."""
+    held = []
+    for _ in range(int(mib / PIECE_MIB)):
+        held.append(bytearray(os.urandom(1)) * (PIECE_MIB << 20))
+        time.sleep(PIECE_MIB / rate)
+    time.sleep(seconds)

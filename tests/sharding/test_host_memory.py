@@ -243,7 +243,7 @@ def test_the_instances_own_name(tmp_path: Path) -> None:
                 "sys/fs/cgroup/a/memory.stat": f"anon 1\ninactive_file {2 * GIB}\n",
             },
             6 * GIB,
-            9,
+            2,
         ),
         (
             {
@@ -254,7 +254,7 @@ def test_the_instances_own_name(tmp_path: Path) -> None:
                 "sys/fs/cgroup/memory/docker/x/memory.oom_control": "under_oom 0\noom_kill 1\n",
             },
             2 * GIB,
-            8,
+            1,
         ),
     ],
 )
