@@ -18,11 +18,13 @@ from pathlib import Path
 from gemma_neuron.artifacts import digest_json, remove, sync_folder
 from gemma_neuron.backends.base import Backend, CompileSpec, Limits, PortPart, UnitSpec
 from gemma_neuron.compilation import ledger, worker
-from gemma_neuron.compilation.conditions import HostBudget, HostMemory
+from gemma_neuron.compilation.conditions import Conditions, HostBudget, HostMemory
 from gemma_neuron.compilation.prediction import Prediction, predict
 from gemma_neuron.compilation.schedule import Schedule
 from gemma_neuron.elastic.embedded import EmbeddedEngine
 from gemma_neuron.elastic.events import EventLog
+from gemma_neuron.elastic.metadata import InstanceMetadata
+from gemma_neuron.elastic.notice import Notices
 from gemma_neuron.geometry import ModelGeometry
 from gemma_neuron.machine import how_many_fit
 from gemma_neuron.plan import ShardPlan
@@ -85,23 +87,24 @@ def compile_units(
     peaks: dict[str, int] = {}
     reused: list[str] = []
     most = 0
-    with closing(_engine(backend)) as engine:
+    notices = Notices(events, InstanceMetadata.here(), notice)
+    with notices, closing(_engine(backend)) as engine:
         for stage in spec.stages():
             parts = parts_of(stage, port, geometry, plan, spec)
             pending = _looked_up(parts, backend, reused, life)
             if not pending:
                 continue
             backend.require()
-            memory = HostMemory(
-                budget, {todo.unit.name: todo.expected.host_bytes for todo in pending}
-            )
-            schedule = Schedule(engine, events, worker.run, memory, _at_once(pending, budget))
+            expected = {todo.unit.name: todo.expected for todo in pending}
+            conditions = _conditions(budget, expected, notices)
+            at_once = _at_once(list(expected.values()), budget)
+            schedule = Schedule(engine, events, worker.run, conditions, at_once)
             for todo, result in _results(schedule, pending, limits or Limits(), life):
                 if _publish(port, todo, result, life, notice):
                     peaks[todo.unit.name] = result.host_peak_bytes
                 else:
                     reused.append(todo.unit.name)
-            most = max(most, memory.peak_bytes)
+            most = max(most, conditions.memory.peak_bytes)
     downtime = round(events.downtime_seconds, 4)
     events.emit("done", life=life, built=list(peaks), downtime_seconds=downtime)
     return CompiledModel(
@@ -139,10 +142,11 @@ def trace_only(
         worker.Job(part=part, known_key="", threads=1, limits=Limits(), dry=out / part.unit.name)
         for part in parts
     ]
-    expected = {name: found.host_bytes for name, found in predict(parts, backend).items()}
+    events, expected = EventLog(), predict(parts, backend)
+    conditions = _conditions(budget, expected, Notices(events))
     with closing(_engine(backend)) as engine:
-        memory = HostMemory(budget, expected)
-        schedule = Schedule(engine, EventLog(), worker.run, memory, _cores())
+        at_once = _at_once(list(expected.values()), budget)
+        schedule = Schedule(engine, events, worker.run, conditions, at_once)
         names = [
             f"{end.job.name}/{name}" for end in schedule.run(jobs) for name in end.result.files
         ]
@@ -178,9 +182,17 @@ def _engine(backend: Backend) -> EmbeddedEngine:
     return EmbeddedEngine(preload=[*backend.preload, worker.__name__])
 
 
-def _at_once(pending: Sequence[Pending], budget: HostBudget) -> int:
-    fitting = how_many_fit([todo.expected.host_bytes for todo in pending], budget.bytes)
-    return min(len(pending), _cores(), fitting)
+def _conditions(
+    budget: HostBudget, expected: dict[str, Prediction], notices: Notices
+) -> Conditions:
+    peaks = {name: found.host_bytes for name, found in expected.items()}
+    long = frozenset(name for name, found in expected.items() if found.long)
+    return Conditions(HostMemory(budget, peaks), notices, long)
+
+
+def _at_once(expected: Sequence[Prediction], budget: HostBudget) -> int:
+    fitting = how_many_fit([found.host_bytes for found in expected], budget.bytes)
+    return min(len(expected), _cores(), fitting)
 
 
 def _results(

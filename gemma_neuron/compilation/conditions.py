@@ -1,4 +1,4 @@
-"""Whether another unit may be started now, and which running one has to stop: the host's memory.
+"""Whether another unit may be started now, and when a running one has to stop: the host's memory, and notices.
 
 Units are admitted by predicted peak. What they really take is watched by the process tree's proportional size and by
 what the control groups say, whatever else runs in them: nearing the budget nothing is admitted, nearer the youngest
@@ -15,6 +15,7 @@ from typing import Protocol
 
 from gemma_neuron import machine
 from gemma_neuron.elastic.memory import proportional_bytes, resident_bytes, tree
+from gemma_neuron.elastic.notice import Notices
 from gemma_neuron.errors import DoesNotFitError
 
 PAUSE_SHARE, STOP_SHARE = 0.85, 0.95
@@ -30,6 +31,19 @@ class HostBudget:
 
     bytes: int
     origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a schedule goes by. `long`: units that take longer than a notice lasts, as far as is known."""
+
+    memory: HostMemory
+    notices: Notices
+    long: frozenset[str] = frozenset()
+
+    def puts_off(self, name: str) -> bool:
+        """Whether the unit is too long to be started while the machine may be taken away."""
+        return self.notices.cautious and name in self.long
 
 
 class RunningUnit(Protocol):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemma_neuron.backends.base import Backend, PortPart
+from gemma_neuron.elastic.notice import NOTICE_SECONDS
 from gemma_neuron.port import Port
 
 MARGIN = 1.05
@@ -16,11 +17,16 @@ MARGIN = 1.05
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """One unit. `host_bytes`: peak of its worker and all it starts; `model_bytes`: the same by the back end's model
-    alone; `seconds`: how long it took before, None for a unit never built."""
+    alone; `seconds`: how long it, or the slowest unit like it, took before; None where nothing was built yet."""
 
     host_bytes: int
     model_bytes: int
     seconds: float | None
+
+    @property
+    def long(self) -> bool:
+        """Whether a spot notice would not leave it the time to end, as far as is known."""
+        return self.seconds is None or self.seconds > NOTICE_SECONDS
 
 
 def predict(parts: Sequence[PortPart], backend: Backend) -> dict[str, Prediction]:
@@ -39,10 +45,8 @@ def predict(parts: Sequence[PortPart], backend: Backend) -> dict[str, Prediction
             (line["host_peak_bytes"] / line["host_model_bytes"] for line in alike), default=1
         )
         bytes_ = MARGIN * own[-1]["host_peak_bytes"] if own else ratio * model
-        seconds = [line["seconds"] for line in own if line["outcome"] == "built"]
-        found[name] = Prediction(
-            host_bytes=int(bytes_), model_bytes=model, seconds=seconds[-1] if seconds else None
-        )
+        seconds = max((line["seconds"] for line in own or alike), default=None)
+        found[name] = Prediction(host_bytes=int(bytes_), model_bytes=model, seconds=seconds or None)
     return found
 
 

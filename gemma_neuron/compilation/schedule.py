@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from gemma_neuron.compilation.conditions import HostMemory
+from gemma_neuron.compilation.conditions import Conditions
 from gemma_neuron.elastic.engine import Engine, Outcome, WorkerContext, WorkerHandle, WorkerSpec
 from gemma_neuron.elastic.events import EventLog
 from gemma_neuron.elastic.faults import ReplicaDownError, WorkerHung
+from gemma_neuron.elastic.metadata import DISABLED
 from gemma_neuron.elastic.retry import PoisonWatch, RetryPolicy
-from gemma_neuron.errors import CompileError, CompilerFaultError, GemmaNeuronError
+from gemma_neuron.errors import CompileError, CompilerFaultError, GemmaNeuronError, Interrupted
 
 
 class Task(Protocol):
@@ -90,12 +91,14 @@ class Schedule(Generic[Job, Result]):
         engine: Engine,
         events: EventLog,
         work: Callable[[WorkerContext, Job], Result],
-        memory: HostMemory,
+        conditions: Conditions,
         most_at_once: int,
     ) -> None:
         self.most_at_once = most_at_once
         self.failed: list[GivenUp[Job]] = []
-        self._engine, self._events, self._work, self._memory = engine, events, work, memory
+        self._engine, self._events, self._work = engine, events, work
+        self._conditions, self._memory = conditions, conditions.memory
+        self._closing = False
         self._waiting: list[Job] = []
         self._alone: set[str] = set()
         self._running: dict[WorkerHandle, Running[Job]] = {}
@@ -104,23 +107,48 @@ class Schedule(Generic[Job, Result]):
         self._ranks: dict[str, int] = {}
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Finished[Job, Result]]:
-        """Units in order of completion. When one fails for good the others go on; then its error is raised."""
+        """Units in order of completion. When one fails for good the others go on; then its error is raised.
+
+        Raises Interrupted when this run has to end before its work does.
+        """
         self._waiting = list(jobs)
         self._ranks = {job.name: rank for rank, job in enumerate(jobs)}
         try:
             while self._waiting or self._running:
+                self._leave_in_time()
                 self._admit()
                 yield from self._ended(
                     self._engine.wait(list(self._running), self._memory.poll_seconds)
                 )
                 if self._memory.watch(list(self._running.values())):
                     self._make_room()
+        except Interrupted:
+            # What has come to its end by now is kept.
+            yield from self._ended(self._engine.wait(list(self._running), 0.0))
+            raise
         finally:
             for handle in list(self._running):
                 self._engine.kill(handle)
             self._running.clear()
         if self.failed:
             raise self._verdict()
+
+    def _leave_in_time(self) -> None:
+        """Raise Interrupted when it is time to go: a signal, a notice's end, or nothing left but what is too long."""
+        ending = self._conditions.notices.ending()
+        if ending is not None:
+            self._closing = True
+            error, until = ending
+            if not self._running or time.monotonic() >= until:
+                raise error
+        elif self._waiting and not self._running and self._next() is None:
+            if self._conditions.notices.outlook == "rebalance":
+                left = ", ".join(job.name for job in self._waiting)
+                raise Interrupted(
+                    f"EC2 recommends leaving this instance; too long to be started here: {left}.",
+                    f"Run the same command on another instance; {DISABLED}=true builds them here all the same.",
+                )
+            time.sleep(self._memory.poll_seconds)
 
     def _admit(self) -> None:
         while (job := self._next()) is not None:
@@ -144,12 +172,14 @@ class Schedule(Generic[Job, Result]):
     def _next(self) -> Job | None:
         """The unit to start now, if any: those that need the memory for themselves come last."""
         running = list(self._running.values())
-        if len(running) >= self.most_at_once or any(r.name in self._alone for r in running):
+        full = len(running) >= self.most_at_once or any(r.name in self._alone for r in running)
+        if full or self._closing:
             return None
-        for job in self._waiting:
+        startable = [job for job in self._waiting if not self._conditions.puts_off(job.name)]
+        for job in startable:
             if job.name not in self._alone:
                 return job if self._memory.admits(job.name, running) else None
-        return self._waiting[0] if self._waiting and not running else None
+        return startable[0] if startable and not running else None
 
     def _ended(self, outcomes: Sequence[Outcome]) -> Iterator[Finished[Job, Result]]:
         for outcome in outcomes:

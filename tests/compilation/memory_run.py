@@ -11,10 +11,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from gemma_neuron.compilation.conditions import HostBudget, HostMemory
+from gemma_neuron.compilation.conditions import Conditions, HostBudget, HostMemory
 from gemma_neuron.compilation.schedule import Schedule
 from gemma_neuron.elastic.embedded import EmbeddedEngine
 from gemma_neuron.elastic.events import EventLog
+from gemma_neuron.elastic.notice import Notices
 from gemma_neuron.errors import GemmaNeuronError
 from tests.compilation.units import Unit, build
 
@@ -29,7 +30,8 @@ def main(folder: Path, told: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"peaks": {}, "events": events, "error": None}
     with closing(EmbeddedEngine(preload=["tests.compilation.units"])) as engine:
         log = EventLog(lambda what, facts: events.append(f"{what} {facts.get('unit')}"))
-        schedule: Schedule[Unit, str] = Schedule(engine, log, build, memory, len(units))
+        conditions = Conditions(memory, Notices(log))
+        schedule: Schedule[Unit, str] = Schedule(engine, log, build, conditions, len(units))
         try:
             for end in schedule.run(units):
                 found["peaks"][end.job.name] = end.host_peak_bytes

@@ -11,19 +11,23 @@ from typing import Any
 import psutil
 import pytest
 
-from gemma_neuron.compilation.conditions import HostBudget, HostMemory
+from gemma_neuron.compilation.conditions import Conditions, HostBudget, HostMemory
 from gemma_neuron.compilation.schedule import Schedule
 from gemma_neuron.elastic.embedded import EmbeddedEngine
 from gemma_neuron.elastic.events import EventLog
-from gemma_neuron.errors import CompileError
+from gemma_neuron.elastic.faults import PreemptionNotice
+from gemma_neuron.elastic.metadata import ENDPOINT, InstanceMetadata
+from gemma_neuron.elastic.notice import Notices
+from gemma_neuron.errors import CompileError, Interrupted
 from tests.compilation.units import SILENCE, Unit, build
+from tests.elastic.imds_stand_in import Metadata
 
 DEATH_BOUND = 0.5
 HANG_SLACK = 1.0
 
 
-def plenty() -> HostMemory:
-    return HostMemory(HostBudget(10**15, "the test"), {})
+def plenty() -> Conditions:
+    return Conditions(HostMemory(HostBudget(10**15, "the test"), {}), Notices(EventLog()))
 
 
 class Shop:
@@ -43,6 +47,10 @@ class Shop:
     def of(self, what: str, unit: str) -> list[dict[str, Any]]:
         return [facts for _, said, facts in self.said if said == what and facts["unit"] == unit]
 
+    def watching(self, metadata: Metadata) -> Notices:
+        source = InstanceMetadata.here({ENDPOINT: metadata.url})
+        return Notices(EventLog(), source, poll_seconds=0.05)
+
     def starts(self, name: str) -> int:
         return Unit(self.folder, name).starts
 
@@ -52,6 +60,13 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     made = Shop(tmp_path)
     yield made
     made.engine.close()
+
+
+@pytest.fixture
+def metadata() -> Iterator[Metadata]:
+    made = Metadata()
+    yield made
+    made.close()
 
 
 @pytest.mark.parametrize(
@@ -128,3 +143,43 @@ def test_an_error_of_the_caller_ends_what_runs(shop: Shop) -> None:
     running.close()  # type: ignore[attr-defined]
     assert shop.engine.capacity() == shop.engine.limit
     assert len(psutil.Process().children(recursive=True)) < len(children)
+
+
+def test_on_a_notice_no_unit_starts_and_what_ends_in_time_is_kept(
+    shop: Shop, metadata: Metadata
+) -> None:
+    """The first unit is running when the notice comes and ends within it; the second is never started."""
+    units = [
+        Unit(shop.folder, "decode", ("sleep 1",)),
+        Unit(shop.folder, "prefill", ("",)),
+    ]
+    done: list[str] = []
+    with shop.watching(metadata) as notices, pytest.raises(PreemptionNotice) as caught:
+        memory = HostMemory(HostBudget(10**15, "the test"), {})
+        schedule: Schedule[Unit, str] = Schedule(
+            shop.engine, EventLog(), build, Conditions(memory, notices), 1
+        )
+        metadata.take_away(60)
+        for end in schedule.run(units):
+            done.append(end.result)
+    assert caught.value.exit_code == 75
+    assert done == ["decode"] and shop.starts("prefill") == 0
+
+
+def test_on_a_recommendation_only_short_units_are_started(shop: Shop, metadata: Metadata) -> None:
+    metadata.recommend()
+    units = [Unit(shop.folder, "long"), Unit(shop.folder, "short")]
+    done: list[str] = []
+    with (
+        shop.watching(metadata) as notices,
+        pytest.raises(Interrupted, match="here: long") as caught,
+    ):
+        while not notices.cautious:
+            time.sleep(0.02)
+        memory = HostMemory(HostBudget(10**15, "the test"), {})
+        conditions = Conditions(memory, notices, long=frozenset({"long"}))
+        schedule: Schedule[Unit, str] = Schedule(shop.engine, EventLog(), build, conditions, 2)
+        for end in schedule.run(units):
+            done.append(end.result)
+    assert caught.value.exit_code == 75
+    assert done == ["short"] and shop.starts("long") == 0
