@@ -19,6 +19,14 @@ LARGEST_RESERVE_SHARE = 0.5
 """Of a machine below 16 GiB at most half is held back, or nothing could be done on it."""
 
 
+@dataclass(frozen=True, slots=True)
+class HostBudget:
+    """Bytes that a process and all it starts may take, and where the number comes from, for people."""
+
+    bytes: int
+    origin: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimit:
     """`total` bytes by `origin` (machine or container)."""

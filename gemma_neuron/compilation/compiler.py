@@ -18,7 +18,7 @@ from pathlib import Path
 from gemma_neuron.artifacts import digest_json, remove, sync_folder
 from gemma_neuron.backends.base import Backend, CompileSpec, Limits, PortPart, UnitSpec
 from gemma_neuron.compilation import ledger, worker
-from gemma_neuron.compilation.conditions import Conditions, HostBudget, HostMemory
+from gemma_neuron.compilation.conditions import Conditions, HostMemory
 from gemma_neuron.compilation.prediction import Prediction, predict
 from gemma_neuron.compilation.schedule import Schedule
 from gemma_neuron.elastic.embedded import EmbeddedEngine
@@ -26,7 +26,7 @@ from gemma_neuron.elastic.events import EventLog
 from gemma_neuron.elastic.metadata import InstanceMetadata
 from gemma_neuron.elastic.notice import Notices
 from gemma_neuron.geometry import ModelGeometry
-from gemma_neuron.machine import how_many_fit
+from gemma_neuron.machine import HostBudget, how_many_fit
 from gemma_neuron.plan import ShardPlan
 from gemma_neuron.port import Outcome, Port
 

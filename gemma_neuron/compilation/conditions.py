@@ -20,17 +20,9 @@ from gemma_neuron.errors import DoesNotFitError
 
 PAUSE_SHARE, STOP_SHARE = 0.85, 0.95
 """Of the budget, or of a control group's limit. The last 5 % are what a unit may add between two looks."""
-LOOK_SECONDS, GLANCE_SECONDS, CLOSE_LOOK_SECONDS = 0.5, 0.1, 0.02
+LOOK_SECONDS, GLANCE_SECONDS, CLOSE_LOOK_SECONDS = 1.0, 0.1, 0.02
 """How often memory is measured exactly, how often by resident sizes less what was shared when that was measured (a
 millisecond's work), and how often so with the budget near."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostBudget:
-    """Bytes that the process tree may take, and where the number comes from, for people."""
-
-    bytes: int
-    origin: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +56,7 @@ class HostMemory:
 
     def __init__(
         self,
-        budget: HostBudget,
+        budget: machine.HostBudget,
         predicted: dict[str, int],
         oom_kills: Callable[[], int] = machine.oom_kills,
         groups: Sequence[machine.ControlGroup] | None = None,

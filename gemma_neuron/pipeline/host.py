@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from gemma_neuron.backends.base import Backend
-from gemma_neuron.compilation.conditions import HostBudget
-from gemma_neuron.compilation.prediction import predict
 from gemma_neuron.instances import Instance
-from gemma_neuron.machine import budget_of, instance_type, memory_limit
+from gemma_neuron.machine import HostBudget, budget_of, instance_type, memory_limit
 from gemma_neuron.pipeline.prepare import Prepared
 from gemma_neuron.pipeline.request import CompileRequest
 
@@ -29,6 +27,7 @@ def host_budget(asked: int | None, instance: Instance | None = None) -> HostBudg
 def require_budget(prepared: Prepared, request: CompileRequest, chosen: Backend) -> HostBudget:
     """The budget of this run. Raises DoesNotFitError, before anything is written, when a unit alone passes it."""
     from gemma_neuron.compilation.compiler import parts_of
+    from gemma_neuron.compilation.prediction import predict
     from gemma_neuron.sharding.host_memory import require_compilers
 
     spec, geometry = prepared.record.compile, prepared.audit.geometry

@@ -11,12 +11,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from gemma_neuron.compilation.conditions import Conditions, HostBudget, HostMemory
+from gemma_neuron.compilation.conditions import Conditions, HostMemory
 from gemma_neuron.compilation.schedule import Schedule
 from gemma_neuron.elastic.embedded import EmbeddedEngine
 from gemma_neuron.elastic.events import EventLog
 from gemma_neuron.elastic.notice import Notices
 from gemma_neuron.errors import GemmaNeuronError
+from gemma_neuron.machine import HostBudget
 from tests.compilation.units import Unit, build
 
 

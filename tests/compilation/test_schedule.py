@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gemma_neuron.compilation.conditions import Conditions, HostBudget, HostMemory
+from gemma_neuron.compilation.conditions import Conditions, HostMemory
 from gemma_neuron.compilation.schedule import Schedule
 from gemma_neuron.elastic.embedded import EmbeddedEngine
 from gemma_neuron.elastic.events import EventLog
@@ -19,6 +19,7 @@ from gemma_neuron.elastic.faults import PreemptionNotice
 from gemma_neuron.elastic.metadata import ENDPOINT, InstanceMetadata
 from gemma_neuron.elastic.notice import Notices
 from gemma_neuron.errors import CompileError, Interrupted
+from gemma_neuron.machine import HostBudget
 from tests.compilation.units import SILENCE, Unit, build
 from tests.elastic.imds_stand_in import Metadata
 
