@@ -14,12 +14,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from blake3 import blake3
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    NonNegativeInt,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+)
 
 from gemma_neuron.errors import IntegrityError
+from gemma_neuron.names import is_plain_file_name
 
 CHUNK_BYTES = 8 * 1024 * 1024
 PARTIAL_SUFFIX = ".partial"
@@ -31,8 +39,16 @@ class FileEntry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    bytes: int
-    blake3: str
+    bytes: NonNegativeInt
+    blake3: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+    @field_validator("name")
+    @classmethod
+    def _stays_in_its_folder(cls, name: str) -> str:
+        """A manifest may come from a bucket: what it names is written to and read from."""
+        if not is_plain_file_name(name):
+            raise ValueError("is no plain file name")
+        return name
 
 
 class Manifest(BaseModel):

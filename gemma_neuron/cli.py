@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from gemma_neuron.commands import checkpoint, machine, port, serving, tuning
+from gemma_neuron.commands import checkpoint, machine, mirroring, port, serving, tuning
 from gemma_neuron.errors import (
     Cancelled,
     EnvironmentProblem,
@@ -43,6 +43,7 @@ app.command()(port.validate)
 app.command(name="serve-local")(serving.serve_local)
 app.command()(serving.chat)
 app.command()(tuning.merge)
+app.add_typer(mirroring.app, name="mirror")
 app.command()(machine.demo)
 app.command()(machine.doctor)
 

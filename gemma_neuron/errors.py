@@ -9,8 +9,9 @@
       CompileError 6            CompilerFaultError
       ValidationFailed 7        UnvalidatedPortError
       EnvironmentProblem 8      BackendUnavailableError, CompilerMissingError, ReferenceUnavailableError,
-                                AccessError, NetworkError, DiskFullError
+                                AccessError, NetworkError, DiskFullError, MirrorInUseError
       Interrupted 75            work is left; the same command goes on
+        OwnerLostError, NotMirroredError
         Cancelled 130
 
 A message says what was tried, what was found and what was needed, with names and numbers; the hint
@@ -177,6 +178,10 @@ class DiskFullError(EnvironmentProblem):
     """What is to be written does not fit on the disk."""
 
 
+class MirrorInUseError(EnvironmentProblem):
+    """Another machine mirrors to this prefix, or may be doing so."""
+
+
 class Interrupted(GemmaNeuronError):
     """Stopped with work left; what is committed stays and the same command goes on."""
 
@@ -187,3 +192,11 @@ class Cancelled(Interrupted):
     """Stopped by Ctrl-C."""
 
     exit_code = 130
+
+
+class OwnerLostError(Interrupted):
+    """Another machine took the mirror over: nothing more is written there."""
+
+
+class NotMirroredError(Interrupted):
+    """The work is done here, and part of it could not be mirrored."""

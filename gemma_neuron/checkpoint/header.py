@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gemma_neuron.checkpoint.reading import BadJsonError, parse_json
-from gemma_neuron.checkpoint.selection import LONGEST_NAME, is_plain_name
 from gemma_neuron.checkpoint.storage import OpenFile
+from gemma_neuron.names import LONGEST_NAME, is_plain_name
 from gemma_neuron.reports import Finding, FindingKind
 
 HEADER_LIMIT = 100_000_000

@@ -18,7 +18,6 @@ from gemma_neuron.checkpoint.selection import (
     CONFIG_NAME,
     INDEX_LIMIT,
     INDEX_NAME,
-    is_plain_file_name,
     is_plain_weights_name,
     is_small_file,
     is_weights,
@@ -27,6 +26,7 @@ from gemma_neuron.checkpoint.selection import (
 from gemma_neuron.checkpoint.source import SMALL_FILE_LIMIT, Source
 from gemma_neuron.checkpoint.storage import LocalFiles, OpenFile, read_json_object
 from gemma_neuron.errors import CheckpointError, IntegrityError, SourceNotFoundError
+from gemma_neuron.names import is_plain_file_name
 from gemma_neuron.transfer import Progress, require_room
 
 Tell = Callable[[str], None]

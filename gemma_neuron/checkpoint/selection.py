@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from pathlib import Path
+
+from gemma_neuron.names import is_plain_file_name
 
 CONFIG_NAME = "config.json"
 ADAPTER_CONFIG_NAME = "adapter_config.json"
@@ -52,8 +53,6 @@ WEIGHT_SUFFIXES = (
     ".safetensors", *PICKLED, *OF_OTHER_FRAMEWORKS, ".gguf", ".onnx_data", ".task", ".litertlm",
     ".zip", ".tar", ".gz",
 )  # fmt: skip
-LONGEST_NAME = 512
-LONGEST_FILE_NAME = 255
 
 
 def is_small_file(name: str) -> bool:
@@ -66,21 +65,6 @@ def is_small_file(name: str) -> bool:
 def is_weights(name: str) -> bool:
     """Whether it may hold the model's own tensors; an adapter's are another thing."""
     return name.endswith(".safetensors") and not name.startswith("adapter_")
-
-
-def is_plain_name(name: str, longest: int = LONGEST_NAME) -> bool:
-    """Printable, without blanks at the ends, of bounded length: safe to show and to use as a key."""
-    return 0 < len(name) <= longest and name.isprintable() and name == name.strip()
-
-
-def is_plain_file_name(name: str) -> bool:
-    """One part, visible, no separators of any system: the hub keeps a model's weights in one folder."""
-    return (
-        is_plain_name(name, LONGEST_FILE_NAME)
-        and Path(name).name == name
-        and not name.startswith(".")
-        and not any(mark in name for mark in "/\\:")
-    )
 
 
 def is_plain_weights_name(name: str) -> bool:

@@ -34,6 +34,24 @@ HostMemory = Annotated[
         "--host-memory", help="Host memory to stay within, e.g. 384GB; default: all but a reserve."
     ),
 ]
+Mirror = Annotated[
+    str | None,
+    typer.Option("--mirror", help="s3://bucket/prefix: upload each part as soon as it is made."),
+]
+MirrorGrace = Annotated[
+    float,
+    typer.Option("--mirror-grace", min=0.0, help="Seconds the end may wait for uploads."),
+]
+MirrorOnlyWriter = Annotated[
+    bool,
+    typer.Option(
+        "--mirror-only-writer",
+        help="No other machine writes there: for stores that ignore conditions on writes.",
+    ),
+]
+BucketOwner = Annotated[
+    str, typer.Option("--bucket-owner", help="AWS account that must own the bucket.")
+]
 BackendOption = Annotated[
     str | None,
     typer.Option("--backend", help="cpu or neuron; default: what doctor would name."),

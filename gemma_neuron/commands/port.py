@@ -11,10 +11,14 @@ from gemma_neuron import settings
 from gemma_neuron.commands.options import (
     BackendOption,
     Base,
+    BucketOwner,
     Buckets,
     Context,
     HostMemory,
     Json,
+    Mirror,
+    MirrorGrace,
+    MirrorOnlyWriter,
     Out,
     PortArg,
     Slots,
@@ -25,6 +29,7 @@ from gemma_neuron.commands.options import (
 from gemma_neuron.render import emit_json, emit_lines, notice
 
 if TYPE_CHECKING:
+    from gemma_neuron.mirror.background import MirrorOptions
     from gemma_neuron.pipeline import CompileRequest
     from gemma_neuron.sharding.candidates import StrategyChoice
 
@@ -77,6 +82,10 @@ def compile_command(
         bool, typer.Option("--dry-run", help="Only write graphs and compiler flags to --out.")
     ] = False,
     host_memory: HostMemory = None,
+    mirror: Mirror = None,
+    mirror_grace: MirrorGrace = 600.0,
+    bucket_owner: BucketOwner = "",
+    only_writer: MirrorOnlyWriter = False,
     as_json: Json = False,
 ) -> None:
     """Audit, plan, shard and compile; what is committed is reused."""
@@ -100,11 +109,25 @@ def compile_command(
         layout=layout,
         limits=Limits(stall_seconds=stall_after),
         host_memory=settings.size(host_memory, "--host-memory"),
+        mirror=mirror_options(mirror, mirror_grace, bucket_owner, only_writer),
     )
     if dry_run:
         show_dry_run(source, request, as_json)
     else:
         run_compile(source, request, as_json)
+
+
+def mirror_options(
+    uri: str | None, grace: float, bucket_owner: str, only_writer: bool
+) -> MirrorOptions | None:
+    """What `--mirror` and its companions ask for. Raises UsageError."""
+    if uri is None:
+        return None
+    from gemma_neuron.mirror.background import MirrorOptions
+    from gemma_neuron.mirror.location import S3Location
+
+    S3Location.parse(uri)
+    return MirrorOptions(uri=uri, grace=grace, bucket_owner=bucket_owner, only_writer=only_writer)
 
 
 def show_dry_run(source: str, request: CompileRequest, as_json: bool) -> None:

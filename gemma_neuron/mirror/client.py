@@ -45,6 +45,11 @@ BAD_CREDENTIALS = (
     "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired",
     "InvalidClientTokenId", "RequestTimeTooSkewed",
 )  # fmt: skip
+READ_RIGHTS = "s3:GetObject (kms:Decrypt if encrypted)"
+WRITE_RIGHTS = (
+    "s3:GetObject, s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload, s3:ListMultipartUploadParts and "
+    "s3:ListBucketMultipartUploads (kms:GenerateDataKey and kms:Decrypt if encrypted)"
+)
 BUSY = (
     "SlowDown",
     "RequestTimeout",
@@ -97,12 +102,12 @@ def s3_client() -> Any:
 def worth_retrying(error: Exception) -> bool:
     """Whether a transfer may go on after this error; boto3 itself retries single requests."""
     return isinstance(error, LOST) or (
-        isinstance(error, failures.ClientError) and _code(error) in BUSY
+        isinstance(error, failures.ClientError) and error_code(error) in BUSY
     )
 
 
 @contextmanager
-def s3_errors(uri: str, bucket: str) -> Iterator[None]:
+def s3_errors(uri: str, bucket: str, *, writing: bool = False) -> Iterator[None]:
     """Errors of the store become this toolkit's, each with what to do."""
     try:
         yield
@@ -111,10 +116,11 @@ def s3_errors(uri: str, bucket: str) -> Iterator[None]:
     except NO_CREDENTIALS as error:
         raise _no_credentials(error) from error
     except failures.ClientError as error:
-        raise _refused(error, uri, bucket) from error
+        raise _refused(error, uri, bucket, writing) from error
     except (*LOST, CutShortError) as error:
         raise NetworkError(
-            f"{uri} could not be read, tried again and again, at last {type(error).__name__}: {error}",
+            f"{uri} could not be {'written' if writing else 'read'}, tried again and again, at last "
+            f"{type(error).__name__}: {error}",
             "Check the network and AWS_ENDPOINT_URL_S3, then run the same command: it goes on.",
         ) from error
     except failures.BotoCoreError as error:
@@ -131,12 +137,12 @@ def _no_credentials(error: Exception) -> AccessError:
     )
 
 
-def _code(error: failures.ClientError) -> str:
+def error_code(error: failures.ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-def _refused(error: failures.ClientError, uri: str, bucket: str) -> GemmaNeuronError:
-    code = _code(error)
+def _refused(error: failures.ClientError, uri: str, bucket: str, writing: bool) -> GemmaNeuronError:
+    code = error_code(error)
     said = str(error.response.get("Error", {}).get("Message", ""))[:300]
     if code == "NoSuchBucket":
         return AccessError(
@@ -158,8 +164,8 @@ def _refused(error: failures.ClientError, uri: str, bucket: str) -> GemmaNeuronE
         )
     if code in ("AccessDenied", "403", "AllAccessDisabled", "UnauthorizedAccess"):
         return AccessError(
-            f"{uri}: these credentials may not read it ({code}: {said}).",
-            f"Grant s3:ListBucket on {bucket} and s3:GetObject under the prefix (kms:Decrypt if encrypted).",
+            f"{uri}: these credentials may not {'write' if writing else 'read'} there ({code}: {said}).",
+            f"Grant s3:ListBucket on {bucket} and {WRITE_RIGHTS if writing else READ_RIGHTS} under the prefix.",
         )
     if code in (
         "PermanentRedirect",

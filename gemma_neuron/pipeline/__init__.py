@@ -17,6 +17,7 @@ from gemma_neuron.backends.registry import backend
 from gemma_neuron.compilation.buckets import choose_buckets, choose_context, choose_slots
 from gemma_neuron.pipeline.host import host_budget, require_budget
 from gemma_neuron.pipeline.inspecting import account_for_ranks, inspected
+from gemma_neuron.pipeline.mirroring import mirrored
 from gemma_neuron.pipeline.prepare import Prepared, only_worker, prepare
 from gemma_neuron.pipeline.request import CompileRequest, PlanOptions, PortResult, run_dtype
 from gemma_neuron.pipeline.sources import (
@@ -127,7 +128,7 @@ def compile_port(
     geometry, port = prepared.audit.geometry, prepared.port
     assert geometry is not None
     budget = require_budget(prepared, request, chosen)
-    with only_worker(prepared):
+    with only_worker(prepared), mirrored(port, request.mirror, notice):
         sharded = _shard(prepared, progress)
         compiled: CompiledModel = compile_units(
             port,

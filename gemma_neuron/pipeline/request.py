@@ -10,6 +10,7 @@ from gemma_neuron.backends.base import Dtype, Limits
 from gemma_neuron.errors import UsageError
 
 if TYPE_CHECKING:
+    from gemma_neuron.mirror.background import MirrorOptions
     from gemma_neuron.sharding.candidates import StrategyChoice
 
 DTYPES = get_args(Dtype)
@@ -46,6 +47,7 @@ class CompileRequest:
     limits: Limits | None = None
     host_memory: int | None = None
     """Bytes that may be used; None: what this machine or its container has, less a reserve."""
+    mirror: MirrorOptions | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,102 @@
+"""`mirror push|pull|verify|status`: a port moved to and from a bucket by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemma_neuron.commands.options import BucketOwner, Json, MirrorGrace, MirrorOnlyWriter
+from gemma_neuron.render import ByteProgress, emit_json, emit_lines, notice
+
+app = typer.Typer(
+    no_args_is_help=True, help="Move a port to and from S3, and check what lies there."
+)
+PortFolder = Annotated[Path, typer.Argument(metavar="PORT", help="A port's folder.")]
+Uri = Annotated[str, typer.Argument(metavar="URI", help="s3://bucket/prefix, as given to compile.")]
+PortId = Annotated[
+    str, typer.Option("--port-id", help="Which port under the prefix; default: PORT's own.")
+]
+
+
+@app.command()
+def push(
+    port: PortFolder,
+    uri: Uri,
+    grace: MirrorGrace = 86_400.0,
+    bucket_owner: BucketOwner = "",
+    only_writer: MirrorOnlyWriter = False,
+    as_json: Json = False,
+) -> None:
+    """Upload what the bucket lacks of a port; a killed run goes on."""
+    from gemma_neuron.mirror.background import MirrorOptions
+    from gemma_neuron.pipeline import mirroring
+    from gemma_neuron.render.mirror import pushed
+
+    options = MirrorOptions(
+        uri=uri, grace=grace, bucket_owner=bucket_owner, only_writer=only_writer
+    )
+    counts, owner = mirroring.push(port, options, notice)
+    fields, lines = pushed(counts, owner)
+    emit_json(fields) if as_json else emit_lines(lines)
+
+
+@app.command()
+def pull(
+    port: PortFolder,
+    uri: Uri,
+    port_id: PortId = "",
+    bucket_owner: BucketOwner = "",
+    as_json: Json = False,
+) -> int:
+    """Download a port, or what is missing of it; every file is checked against its digest."""
+    from gemma_neuron.pipeline import mirroring
+    from gemma_neuron.render.mirror import pulled
+
+    store = mirroring.store_of(uri, port, port_id, bucket_owner)
+    progress = ByteProgress("mirror", 0)
+    counts = mirroring.pull(port, store, notice, lambda count: progress(count, "pull"))
+    progress.close()
+    fields, lines = pulled(counts, port)
+    emit_json(fields) if as_json else emit_lines(lines)
+    return 5 if counts.bad else 0
+
+
+@app.command()
+def verify(
+    port: PortFolder,
+    uri: Uri,
+    port_id: PortId = "",
+    bucket_owner: BucketOwner = "",
+    as_json: Json = False,
+) -> int:
+    """Read every object of a port in the bucket and compare it with its manifest (exit 5 on a difference)."""
+    return _check(port, uri, port_id, bucket_owner, as_json, contents=True)
+
+
+@app.command()
+def status(
+    port: PortFolder,
+    uri: Uri,
+    port_id: PortId = "",
+    bucket_owner: BucketOwner = "",
+    as_json: Json = False,
+) -> int:
+    """Who writes, and which parts are there; reads no contents."""
+    return _check(port, uri, port_id, bucket_owner, as_json, contents=False)
+
+
+def _check(
+    port: Path, uri: str, port_id: str, bucket_owner: str, as_json: bool, *, contents: bool
+) -> int:
+    from gemma_neuron.pipeline import mirroring
+    from gemma_neuron.render.mirror import checked
+
+    store = mirroring.store_of(uri, port, port_id, bucket_owner)
+    progress = ByteProgress("mirror", 0)
+    found = mirroring.checked(store, lambda count: progress(count, "verify"), contents=contents)
+    progress.close()
+    fields, lines = checked(found, str(store.location))
+    emit_json(fields) if as_json else emit_lines(lines)
+    return 5 if found.bad else 0

@@ -1,0 +1,152 @@
+"""How a port lies in a bucket.
+
+    <prefix>/raw/<blake3>                       weight files of checkpoints, once per content, shared by ports
+    <prefix>/<port id>/owner.json               who writes
+    <prefix>/<port id>/blobs/<blake3>           files of the port, by content: never overwritten by others
+    <prefix>/<port id>/<folder>/<stem>.manifest.json, .committed      what makes files count, marker last
+
+A set is what `artifacts.CommittedSet` is on disk. Its manifest here carries the local one word for word, and the
+generation of the owner that wrote it. The port's loose files (port.json, ledger, verdict) are a set too, `port`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+
+from gemma_neuron.artifacts import CommittedSet, Manifest, digest_bytes
+from gemma_neuron.errors import IntegrityError
+from gemma_neuron.mirror.location import S3Location
+from gemma_neuron.names import is_plain_file_name
+from gemma_neuron.port import RECORD_NAME, Port
+
+ID_DIGITS = 16
+LOOSE_STEM = "port"
+LOOSE_FILES = (
+    RECORD_NAME, "plan.json", "audit.json", "source.json", "ledger.jsonl", "validation.json", "events.jsonl",
+)  # fmt: skip
+SETTLED_FILES = tuple(name for name in LOOSE_FILES if name != "events.jsonl")
+"""What is worth mirroring anew when it changes; the events go along."""
+MARKER_SUFFIX = ".committed"
+MANIFEST_SUFFIX = ".manifest.json"
+FOLDERS = re.compile(r"source|weights|golden|graphs/[A-Za-z0-9][A-Za-z0-9_.-]{0,200}")
+ORDER = ("", "source", "weights", "graphs", "golden")
+"""What a new machine needs first."""
+
+
+def port_location(uri: str, port_id: str) -> S3Location:
+    base = S3Location.parse(uri)
+    return S3Location(base.bucket, base.key(port_id))
+
+
+def raw_location(uri: str) -> S3Location:
+    base = S3Location.parse(uri)
+    return S3Location(base.bucket, base.key("raw"))
+
+
+def port_id(digest: str) -> str:
+    """A port's folder in a mirror: the first digits of its digest."""
+    return digest[:ID_DIGITS]
+
+
+def blob_key(blake3: str) -> str:
+    return f"blobs/{blake3}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SetName:
+    """Which set: its folder inside the port (empty for the loose files) and its stem."""
+
+    folder: str
+    stem: str
+
+    @classmethod
+    def of_marker(cls, key: str) -> SetName | None:
+        """From a marker's key, when it is one that a port has; a bucket may hold anything."""
+        path = PurePosixPath(key.removesuffix(MARKER_SUFFIX))
+        folder = "" if str(path.parent) == "." else str(path.parent)
+        if not key.endswith(MARKER_SUFFIX) or not is_plain_file_name(path.name):
+            return None
+        if not folder:
+            return cls(folder, path.name) if path.name == LOOSE_STEM else None
+        return cls(folder, path.name) if FOLDERS.fullmatch(folder) else None
+
+    @property
+    def key(self) -> str:
+        return f"{self.folder}/{self.stem}" if self.folder else self.stem
+
+    @property
+    def rank(self) -> tuple[int, str]:
+        """Sorts sets by when a new machine needs them."""
+        return ORDER.index(self.folder.partition("/")[0]), self.key
+
+    def on_disk(self, port: Path) -> CommittedSet:
+        return CommittedSet(port / self.folder, self.stem)
+
+
+class MirroredManifest(BaseModel):
+    """A set's manifest in the bucket. `local`: the text of the manifest on disk."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = 1
+    generation: PositiveInt
+    local: str
+
+    def data(self) -> bytes:
+        return self.model_dump_json(indent=1).encode()
+
+    @property
+    def manifest(self) -> Manifest:
+        """Raises ValidationError."""
+        return Manifest.model_validate_json(self.local)
+
+
+class MirroredMarker(BaseModel):
+    """What makes a set count: the digest of its manifest object, and who said so."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    generation: PositiveInt
+    manifest: str
+
+    def data(self) -> bytes:
+        return (self.model_dump_json() + "\n").encode()
+
+
+def read_pair(marker: bytes, manifest: bytes, where: str) -> MirroredManifest:
+    """A manifest that its marker vouches for. Raises IntegrityError."""
+    try:
+        said = MirroredMarker.model_validate_json(marker)
+        found = MirroredManifest.model_validate_json(manifest)
+        found.manifest  # noqa: B018  # it raises when it is none
+    except ValidationError as error:
+        raise IntegrityError(
+            f"{where}: manifest or marker is unreadable: {error.errors()[0]['msg']}.",
+            "Push it again from a machine that has the port.",
+        ) from error
+    if said.manifest != digest_bytes(manifest):
+        raise IntegrityError(
+            f"{where}: its manifest does not have the digest its marker names.",
+            "Push it again from a machine that has the port.",
+        )
+    return found
+
+
+def sets_on_disk(port: Port) -> Iterator[SetName]:
+    """The committed sets of a port's folder, in the order a new machine needs them."""
+    folders = ["source", "weights", *_graph_folders(port.path), "golden"]
+    for folder in folders:
+        for marker in sorted((port.path / folder).glob(f"*{MARKER_SUFFIX}")):
+            name = SetName.of_marker(f"{folder}/{marker.name}")
+            if name is not None:
+                yield name
+
+
+def _graph_folders(port: Path) -> list[str]:
+    graphs = port / "graphs"
+    return [f"graphs/{path.name}" for path in sorted(graphs.iterdir())] if graphs.is_dir() else []

@@ -1,0 +1,167 @@
+"""A large file into a bucket, in parts: several at once, and after any death only the missing ones.
+
+In: a file, and a key that names its content. Out: the object. An upload under way is found again by its key, which
+holds the digest, so that its parts can only be parts of this content; each is checked by its size and, where the
+store's ETags are MD5s, by that. https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from gemma_neuron.errors import IntegrityError, NetworkError
+from gemma_neuron.mirror.client import error_code, worth_retrying
+from gemma_neuron.mirror.store import Store
+from gemma_neuron.transfer import Progress, retrying
+
+FROM_BYTES = 64 * 1024 * 1024
+"""Smaller objects go in one request: less to lose than a part's worth of bookkeeping."""
+LEAST_PART = 16 * 1024 * 1024
+MOST_PARTS = 9_000
+"""S3 takes 10,000."""
+MEBIBYTE = 1024 * 1024
+WORKERS = 4
+"""Parts in memory at once. Four fill a loopback and most networks; more take processor time from the compiler."""
+GONE = ("NoSuchUpload",)
+MD5 = re.compile(r'"?([0-9a-f]{32})"?')
+Stopped = Callable[[], None]
+"""Raises when nothing more is to be sent."""
+
+
+def part_bytes(size: int) -> int:
+    """Of all parts but the last: a function of the size alone, so that another process cuts alike."""
+    return max(LEAST_PART, -(-size // MOST_PARTS // MEBIBYTE) * MEBIBYTE)
+
+
+def upload(store: Store, key: str, path: Path, progress: Progress, check: Stopped) -> None:
+    """Put a file of FROM_BYTES or more. Raises IntegrityError when the file changed, NetworkError or AccessError."""
+    before = path.stat()
+    with store.errors(writing=True):
+        job = _Upload(store, key, path, before.st_size, progress, check)
+        try:
+            job.run()
+        except ClientError as error:
+            # another process of ours may have completed the same content
+            if error_code(error) not in GONE or store.size(key) != before.st_size:
+                raise
+    after = path.stat()
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        store.delete(key)
+        raise IntegrityError(
+            f"{path} changed while it was uploaded.", "Run the same command when it is at rest."
+        )
+    if store.size(key) != before.st_size:
+        raise NetworkError(
+            f"{store.location}/{key}: {store.size(key)} bytes arrived of {before.st_size}.",
+            "Run the same command again.",
+        )
+
+
+class _Upload:
+    def __init__(
+        self, store: Store, key: str, path: Path, size: int, progress: Progress, check: Stopped
+    ) -> None:
+        self.store, self.key, self.path, self.size = store, key, path, size
+        self.progress, self.check = progress, check
+        self.step, self.lock = part_bytes(size), threading.Lock()
+        self.numbers = range(1, -(-size // self.step) + 1)
+
+    def run(self) -> None:
+        upload, have = self._begun()
+        handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with ThreadPoolExecutor(WORKERS, initializer=step_back) as pool:
+                waiting = [
+                    pool.submit(self._part, handle, upload, number, have.get(number))
+                    for number in self.numbers
+                ]
+                try:
+                    parts = [future.result() for future in waiting]
+                except BaseException:
+                    pool.shutdown(wait=True, cancel_futures=True)
+                    raise
+        finally:
+            os.close(handle)
+        self.check()
+        self.store.client.complete_multipart_upload(
+            **self.store.at(self.key), UploadId=upload, MultipartUpload={"Parts": parts}
+        )
+
+    def _begun(self) -> tuple[str, dict[int, dict[str, Any]]]:
+        """The upload with most parts of this content, and its parts; others of it are aborted."""
+        found = [(upload, self._parts(upload)) for upload in self._uploads()]
+        found.sort(key=lambda pair: len(pair[1]), reverse=True)
+        for upload, _ in found[1:]:
+            self.store.client.abort_multipart_upload(**self.store.at(self.key), UploadId=upload)
+        if found:
+            return found[0]
+        made = self.store.client.create_multipart_upload(**self.store.at(self.key))
+        return str(made["UploadId"]), {}
+
+    def _uploads(self) -> Iterator[str]:
+        at = self.store.at(self.key)
+        whole_key = at.pop("Key")
+        pages = self.store.client.get_paginator("list_multipart_uploads").paginate(
+            **at, Prefix=whole_key
+        )
+        for page in pages:
+            for found in page.get("Uploads", []):
+                if found["Key"] == whole_key:
+                    yield found["UploadId"]
+
+    def _parts(self, upload: str) -> dict[int, dict[str, Any]]:
+        pages = self.store.client.get_paginator("list_parts").paginate(
+            **self.store.at(self.key), UploadId=upload
+        )
+        try:
+            return {part["PartNumber"]: part for page in pages for part in page.get("Parts", [])}
+        except ClientError as error:
+            if error_code(error) in GONE:
+                return {}
+            raise
+
+    def _length(self, number: int) -> int:
+        return min(self.step, self.size - (number - 1) * self.step)
+
+    def _part(
+        self, handle: int, upload: str, number: int, have: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        self.check()
+        length = self._length(number)
+        data = os.pread(handle, length, (number - 1) * self.step)
+        if len(data) != length:
+            raise IntegrityError(f"{self.path} became shorter while it was uploaded.")
+        if have is None or have["Size"] != length or not _is_of(have["ETag"], data):
+            for attempt in retrying(worth_retrying):
+                with attempt:
+                    have = self.store.client.upload_part(
+                        **self.store.at(self.key), UploadId=upload, PartNumber=number, Body=data
+                    )
+        assert have is not None
+        with self.lock:
+            self.progress(length)
+        sums = {name: value for name, value in have.items() if name.startswith("Checksum")}
+        sums.pop("ChecksumType", None)
+        return {"PartNumber": number, "ETag": have["ETag"], **sums}
+
+
+def _is_of(etag: str, data: bytes) -> bool:
+    """Whether a part's ETag fits its bytes; one that is no MD5 (KMS, other stores) says nothing."""
+    found = MD5.fullmatch(etag)
+    return found is None or hashlib.md5(data, usedforsecurity=False).hexdigest() == found[1]
+
+
+def step_back() -> None:
+    """This thread yields to the compiler (Linux has a niceness per thread)."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

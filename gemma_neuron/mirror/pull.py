@@ -1,0 +1,181 @@
+"""A port's sets out of a bucket: each file checked against its manifest, and a set commits only when all are right.
+
+In: a store and a folder. Out: committed sets. What is on disk already is not fetched again; a wrong, short or torn
+object is refused, fetched once more, and then named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from blake3 import blake3
+
+from gemma_neuron.artifacts import (
+    FileEntry,
+    digest_bytes,
+    digest_file,
+    remove,
+    sync_folder,
+    write_atomic,
+)
+from gemma_neuron.errors import IntegrityError, PortIncompleteError
+from gemma_neuron.mirror.client import worth_retrying
+from gemma_neuron.mirror.layout import (
+    LOOSE_FILES,
+    LOOSE_STEM,
+    MANIFEST_SUFFIX,
+    MARKER_SUFFIX,
+    MirroredManifest,
+    SetName,
+    blob_key,
+    read_pair,
+)
+from gemma_neuron.mirror.store import Store
+from gemma_neuron.transfer import Progress, Transfer, disk_errors, require_room
+
+FETCHES = 2
+"""Of an object whose bytes are not what its manifest says: a proxy may have altered them on the way."""
+
+
+@dataclass
+class Pulled:
+    """What a pull did. `bad`: sets that could not be had, with the reason."""
+
+    total: int = 0
+    downloaded: int = 0
+    verified: int = 0
+    bytes: int = 0
+    sets: list[SetName] = field(default_factory=list)
+    bad: dict[str, str] = field(default_factory=dict)
+
+
+def sets_in_bucket(store: Store) -> list[SetName]:
+    """The sets with a marker, in the order a new machine needs them. Names no port has are passed over."""
+    found = {SetName.of_marker(key) for key, _ in store.listing()}
+    return sorted((name for name in found if name is not None), key=lambda name: name.rank)
+
+
+def read_set(store: Store, name: SetName) -> MirroredManifest:
+    """Raises IntegrityError when marker and manifest do not belong together."""
+    marker, manifest = (store.read(name.key + end) for end in (MARKER_SUFFIX, MANIFEST_SUFFIX))
+    if marker is None or manifest is None:
+        raise IntegrityError(
+            f"{store.location}/{name.key} has no {'marker' if marker is None else 'manifest'}.",
+            "Push it again from a machine that has the port.",
+        )
+    return read_pair(marker.data, manifest.data, f"{store.location}/{name.key}")
+
+
+@dataclass
+class Puller:
+    """Fetches sets into the port at `path`."""
+
+    store: Store
+    path: Path
+    progress: Progress = lambda _: None
+    counts: Pulled = field(default_factory=Pulled)
+
+    def pull(self, names: list[SetName], tell: Callable[[str], None]) -> Pulled:
+        """Fetch each set, going on after a bad one, which `tell` is told of."""
+        with disk_errors(self.path, f"Pulling {self.store.location}"):
+            for name in names:
+                try:
+                    self._pull_set(name)
+                except IntegrityError as error:
+                    self.counts.bad[name.key] = error.message
+                    tell(f"warning: {name.key} is not taken from the mirror: {error.message}")
+        return self.counts
+
+    def pull_loose(self, names: list[str], tell: Callable[[str], None]) -> None:
+        """Some of the port's loose files; the ones the bucket lacks stay missing."""
+        name = SetName("", LOOSE_STEM)
+        if self.store.size(name.key + MARKER_SUFFIX) is None:
+            return
+        try:
+            for entry in read_set(self.store, name).manifest.files:
+                if entry.name in names:
+                    self._fetch(entry, self.path / entry.name)
+        except IntegrityError as error:
+            tell(f"warning: the port's records are not taken from the mirror: {error.message}")
+
+    def _pull_set(self, name: SetName) -> None:
+        found = read_set(self.store, name)
+        manifest = found.manifest
+        if not name.folder and not {e.name for e in manifest.files} <= set(LOOSE_FILES):
+            raise IntegrityError(f"{self.store.location}/{name.key} names files no port has.")
+        committed = name.on_disk(self.path)
+        committed.folder.mkdir(parents=True, exist_ok=True)
+        missing = [entry for entry in manifest.files if not _is_there(committed.folder, entry)]
+        require_room(committed.folder, sum(entry.bytes for entry in missing), "The port")
+        self.counts.total += len(manifest.files)
+        self.counts.verified += len(manifest.files) - len(missing)
+        for entry in missing:
+            self._fetch(entry, committed.folder / entry.name)
+        if name.folder:
+            write_atomic(committed.manifest_path, found.local.encode())
+            write_atomic(
+                committed.marker_path, (digest_bytes(found.local.encode()) + "\n").encode()
+            )
+        self.counts.sets.append(name)
+
+    def _fetch(self, entry: FileEntry, target: Path) -> None:
+        for left in reversed(range(FETCHES)):
+            try:
+                fetch_checked(self.store, blob_key(entry.blake3), entry, target, self.progress)
+                break
+            except IntegrityError:
+                if not left:
+                    raise
+        self.counts.downloaded += 1
+        self.counts.verified += 1
+        self.counts.bytes += entry.bytes
+
+
+def fetch_checked(
+    store: Store, key: str, entry: FileEntry, target: Path, progress: Progress
+) -> None:
+    """One object to `target`, in parts, resumed after a death. Raises IntegrityError on other bytes or size."""
+    size = store.size(key)
+    if size != entry.bytes:
+        raise IntegrityError(
+            f"{store.location}/{key} ({entry.name}) has {'no object' if size is None else f'{size} bytes'}; the "
+            f"manifest says {entry.bytes}.",
+            "Push it again from a machine that has the port.",
+        )
+    growing = target.with_name(f"{target.name}.{entry.blake3[:16]}.partial")
+    transfer = Transfer(size=entry.bytes, partial=growing, new_hash=blake3)
+    with store.errors():
+        transfer.run(partial(store.stream, key), worth_retrying, progress)
+    found = digest_file(growing)
+    if found != entry.blake3:
+        transfer.discard()
+        raise IntegrityError(
+            f"{store.location}/{key} ({entry.name}) came with blake3 {found[:16]}…, not the manifest's "
+            f"{entry.blake3[:16]}….",
+            "Push it again from a machine that has the port.",
+        )
+    if target.is_dir():
+        remove(target)
+    transfer.finish(target)
+    sync_folder(target.parent)
+
+
+def require_port(store: Store, names: list[SetName]) -> None:
+    if not any(not name.folder for name in names):
+        raise PortIncompleteError(
+            f"{store.location} holds no port ({len(names)} committed sets).",
+            "Check the URI with `gemma-neuron mirror status`.",
+        )
+
+
+def _is_there(folder: Path, entry: FileEntry) -> bool:
+    path = folder / entry.name
+    return (
+        path.is_file()
+        and not path.is_symlink()
+        and path.stat().st_size == entry.bytes
+        and digest_file(path) == entry.blake3
+    )

@@ -1,0 +1,221 @@
+"""A port's committed sets into a bucket: files first, manifest, marker last; each by the lease's generation.
+
+In: a port and a held lease. Out: objects. A set that is there already is not sent again. A set that another owner of
+a later generation wrote is left alone, and the lease counts as lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from gemma_neuron.artifacts import FileEntry, Manifest, digest_bytes, digest_file, digest_json
+from gemma_neuron.errors import IntegrityError, OwnerLostError
+from gemma_neuron.mirror.layout import (
+    LOOSE_FILES,
+    LOOSE_STEM,
+    MANIFEST_SUFFIX,
+    MARKER_SUFFIX,
+    SETTLED_FILES,
+    MirroredManifest,
+    MirroredMarker,
+    SetName,
+    blob_key,
+    read_pair,
+    sets_on_disk,
+)
+from gemma_neuron.mirror.owner import Owner
+from gemma_neuron.mirror.parts import FROM_BYTES, upload
+from gemma_neuron.mirror.store import MovedError, Store
+from gemma_neuron.port import Port
+from gemma_neuron.transfer import Progress
+
+TRIES = 3
+"""Of a conditional write that finds the object changed by an earlier life of this very lease."""
+
+
+@dataclass
+class Counts:
+    """What a push did."""
+
+    total: int = 0
+    uploaded: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class Pusher:
+    """Sends sets of one port. `raw`: where weight files of checkpoints go."""
+
+    port: Port
+    store: Store
+    raw: Store
+    owner: Owner
+    progress: Progress = lambda _: None
+    counts: Counts = field(default_factory=Counts)
+    sent: dict[str, str] = field(default_factory=dict)
+    """Set or raw file → digest of what the bucket has of it, as far as this process knows."""
+    check: Callable[[], None] = lambda: None
+    """Raises when nothing more is to be sent."""
+
+    def waiting(self) -> Iterator[SetName]:
+        """Sets on disk that this process did not see in the bucket yet."""
+        for name in sets_on_disk(self.port):
+            marker = name.on_disk(self.port.path).marker_path
+            if self.sent.get(name.key) != _text(marker):
+                yield name
+
+    def push_set(self, name: SetName) -> None:
+        """Send one committed set. Raises IntegrityError when its files are no longer what was committed."""
+        committed = name.on_disk(self.port.path)
+        marker = _text(committed.marker_path)
+        manifest = committed.manifest()
+        if manifest is None:
+            return  # withdrawn since it was listed
+        for entry in manifest.files:
+            self._push_blob(entry, committed.folder / entry.name)
+        self._commit(name, committed.manifest_path.read_text(encoding="utf-8"))
+        self.sent[name.key] = marker
+
+    def loose_state(self) -> str:
+        """Changes when a loose file worth mirroring does."""
+        files = [self.port.path / name for name in SETTLED_FILES]
+        return digest_json({f.name: digest_file(f) for f in files if f.is_file()})
+
+    def push_loose(self) -> None:
+        """Send the port's loose files as they are now, as one set."""
+        state, entries, pieces = self.loose_state(), [], {}
+        for name in LOOSE_FILES:
+            path = self.port.path / name
+            if path.is_file():
+                pieces[name] = path.read_bytes()
+                digest = digest_bytes(pieces[name])
+                entries.append(FileEntry(name=name, bytes=len(pieces[name]), blake3=digest))
+        for entry in entries:
+            self._put_small(blob_key(entry.blake3), pieces[entry.name])
+        text = Manifest(files=tuple(entries)).model_dump_json(indent=1)
+        self._commit(SetName("", LOOSE_STEM), text)
+        self.sent[LOOSE_STEM] = state
+
+    def raw_waiting(self) -> list[tuple[Path, FileEntry]]:
+        """Weight files of the checkpoint that are at hand and not known to be in the bucket."""
+        found = []
+        for path, entry in raw_files(self.port):
+            if entry.blake3 not in self.sent and path.is_file():
+                found.append((path, entry))
+        return found
+
+    def push_raw(self, path: Path, entry: FileEntry) -> None:
+        self.counts.total += 1
+        if self.raw.size(entry.blake3) != entry.bytes:
+            self._put_file(self.raw, entry.blake3, path, entry.bytes)
+        self.sent[entry.blake3] = entry.name
+
+    def _push_blob(self, entry: FileEntry, path: Path) -> None:
+        self.counts.total += 1
+        key = blob_key(entry.blake3)
+        if self.store.size(key) == entry.bytes:
+            return
+        found = path.stat().st_size if path.is_file() else None
+        if found != entry.bytes:
+            raise IntegrityError(
+                f"{path} has {found} bytes; its manifest says {entry.bytes}.",
+                "Run `gemma-neuron compile` again with the same arguments.",
+            )
+        self._put_file(self.store, key, path, entry.bytes)
+
+    def _put_file(self, store: Store, key: str, path: Path, size: int) -> None:
+        self._may_write()
+        if size >= FROM_BYTES:
+            upload(store, key, path, self.progress, self._may_write)
+        else:
+            store.put_file(key, path)
+            self.progress(size)
+        self.counts.uploaded += 1
+        self.counts.bytes += size
+
+    def _put_small(self, key: str, data: bytes) -> None:
+        self.counts.total += 1
+        if self.store.size(key) != len(data):
+            self._may_write()
+            self.store.put(key, data)
+            self.counts.uploaded += 1
+            self.counts.bytes += len(data)
+
+    def _commit(self, name: SetName, local: str) -> None:
+        manifest = MirroredManifest(generation=self.owner.generation, local=local).data()
+        marker = MirroredMarker(
+            generation=self.owner.generation, manifest=digest_bytes(manifest)
+        ).data()
+        if self._is_committed(name, local):
+            return
+        self._put_guarded(name.key + MANIFEST_SUFFIX, manifest)
+        self._put_guarded(name.key + MARKER_SUFFIX, marker)
+
+    def _is_committed(self, name: SetName, local: str) -> bool:
+        """Whether the bucket has this very set, whoever wrote it."""
+        marker = self.store.read(name.key + MARKER_SUFFIX)
+        manifest = self.store.read(name.key + MANIFEST_SUFFIX)
+        if marker is None or manifest is None:
+            return False
+        try:
+            return read_pair(marker.data, manifest.data, name.key).local == local
+        except IntegrityError:
+            return False
+
+    def _put_guarded(self, key: str, data: bytes) -> None:
+        """Write over nothing, or over what an owner of this or an earlier generation wrote."""
+        for _ in range(TRIES):
+            self._may_write()
+            found = self.store.read(key)
+            if found is not None and _generation(found.data) > self.owner.generation:
+                break
+            try:
+                self.store.put_if(key, data, None if found is None else found.etag)
+                return
+            except MovedError:
+                continue
+        raise OwnerLostError(
+            f"{self.store.location}/{key} was written by a later owner of the mirror. Nothing more is written there.",
+            "Run the same command again: it goes on from both.",
+        )
+
+    def _may_write(self) -> None:
+        self.check()
+        self.owner.check()
+
+
+def raw_files(port: Port) -> list[tuple[Path, FileEntry]]:
+    """The checkpoint's weight files by source.json: where they were last seen, and their digests."""
+    found = []
+    for known in (port.read_json("source.json") or {}).get("files", []):
+        try:
+            entry = FileEntry(name=known["name"], bytes=known["bytes"], blake3=known["blake3"])
+            path = Path(known["seen_at"]) / entry.name
+        except (KeyError, TypeError, ValidationError) as error:
+            raise IntegrityError(
+                f"{port.path / 'source.json'} names no files that can be mirrored: {error!r}.",
+                "Run `gemma-neuron compile` again with the same arguments.",
+            ) from error
+        found.append((path, entry))
+    return found
+
+
+def _generation(data: bytes) -> int:
+    """Of a manifest or marker in the bucket; 0 when it is none."""
+    try:
+        found = json.loads(data)
+        return int(found["generation"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def _text(marker: Path) -> str:
+    try:
+        return marker.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,169 @@
+"""A port and its mirror: pulled before the work, followed while it is made, and moved by hand.
+
+Work that nobody can reach the store for still gets done; that it is not mirrored is the error at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemma_neuron.errors import (
+    GemmaNeuronError,
+    Interrupted,
+    NetworkError,
+    NotMirroredError,
+    PortIncompleteError,
+)
+from gemma_neuron.port import RECORD_NAME, Port
+
+if TYPE_CHECKING:
+    from gemma_neuron.mirror.background import Mirror, MirrorOptions
+    from gemma_neuron.mirror.check import Checked
+    from gemma_neuron.mirror.pull import Pulled
+    from gemma_neuron.mirror.push import Counts
+    from gemma_neuron.mirror.store import Store
+
+Notice = Callable[[str], None]
+Progress = Callable[[int], None]
+NOTICE_SECONDS = 60.0
+"""What is left of a spot notice of two minutes for uploads, after the work itself has stopped."""
+TAKEN_LOOSE = ("ledger.jsonl", "events.jsonl", "validation.json")
+"""Loose files a new machine goes on with; the others it has written itself by then, from the same inputs."""
+
+
+@contextmanager
+def mirrored(port: Port, options: MirrorOptions | None, notice: Notice) -> Iterator[None]:
+    """Within it the port's parts are uploaded as they are committed; at its end, all of them are.
+
+    First takes from the mirror what this machine lacks. Raises MirrorInUseError or AccessError at once,
+    NotMirroredError or OwnerLostError at the end; an error of the work itself comes first.
+    """
+    if options is None:
+        yield
+        return
+    mirror = _connected(port, options, notice)
+    if mirror is not None:
+        mirror.start()
+    try:
+        yield
+    except BaseException as error:
+        if mirror is not None:
+            _finish_after(mirror, error, notice)
+        raise
+    if mirror is None:
+        notice("mirror: trying the store once more")
+        mirror = _connected(port, options, notice, pull=False)
+        if mirror is None:
+            raise NotMirroredError(
+                f"Nothing was mirrored to {options.uri}: the store cannot be reached.",
+                "Run the same command again: it uploads what is missing.",
+            )
+        mirror.start()
+    mirror.finish()
+
+
+def _connected(
+    port: Port, options: MirrorOptions, notice: Notice, *, pull: bool = True
+) -> Mirror | None:
+    """The mirror, its lease taken and its parts pulled; None while the store cannot be reached."""
+    from gemma_neuron.mirror.background import Mirror
+
+    try:
+        mirror = Mirror(port, options, notice)
+    except NetworkError as error:
+        notice(f"warning: working without the mirror for now: {error.message}")
+        return None
+    try:
+        if pull:
+            take_parts(mirror.store, port, notice)
+    except NetworkError as error:
+        notice(f"warning: nothing more is taken from the mirror: {error.message}")
+    except BaseException:
+        mirror.owner.release()
+        raise
+    return mirror
+
+
+def _finish_after(mirror: Mirror, error: BaseException, notice: Notice) -> None:
+    """Upload what is committed before `error` ends the process, within the notice if it is one."""
+    hurried = isinstance(error, Interrupted | KeyboardInterrupt)
+    try:
+        mirror.finish(min(NOTICE_SECONDS, mirror.options.grace) if hurried else None)
+    except GemmaNeuronError as problem:
+        notice(f"warning: {problem.message}")
+
+
+def take_parts(store: Store, port: Port, notice: Notice) -> Pulled:
+    """What the mirror has of a port that this folder lacks: rank files, graphs, references, ledger."""
+    from gemma_neuron.mirror.pull import Puller, sets_in_bucket
+
+    names = [
+        name
+        for name in sets_in_bucket(store)
+        if name.folder not in ("", "source") and not name.on_disk(port.path).marker_path.is_file()
+    ]
+    puller = Puller(store, port.path)
+    pulled = puller.pull(names, notice)
+    puller.pull_loose([name for name in TAKEN_LOOSE if not (port.path / name).is_file()], notice)
+    if pulled.sets:
+        notice(
+            f"mirror: took {', '.join(name.key for name in pulled.sets)} from {store.location} "
+            f"({pulled.bytes:,} bytes)"
+        )
+    return pulled
+
+
+def push(path: Path, options: MirrorOptions, notice: Notice) -> tuple[Counts, str]:
+    """All of a port into the bucket; what was sent, and the owner that wrote it."""
+    from gemma_neuron.mirror.background import Mirror
+
+    mirror = Mirror(Port(path), options, notice)
+    mirror.start()
+    owner = str(mirror.owner.record)
+    try:
+        mirror.finish()
+    except KeyboardInterrupt:
+        mirror.finish(0.0)
+        raise
+    return mirror.counts(), owner
+
+
+def pull(path: Path, store: Store, notice: Notice, progress: Progress) -> Pulled:
+    """A whole port out of the bucket; goes on where an earlier pull was stopped.
+
+    Raises PortIncompleteError when the bucket holds none, IntegrityError when parts of it are wrong.
+    """
+    from gemma_neuron.mirror.pull import Puller, require_port, sets_in_bucket
+    from gemma_neuron.port import remove_leftovers
+
+    names = sets_in_bucket(store)
+    require_port(store, names)
+    path.mkdir(parents=True, exist_ok=True)
+    if any(path.iterdir()) and not (path / RECORD_NAME).is_file():
+        raise PortIncompleteError(
+            f"{path} holds files but no {RECORD_NAME}: it is no port.", "Name a new folder."
+        )
+    pulled = Puller(store, path, progress).pull(names, notice)
+    remove_leftovers(path)
+    return pulled
+
+
+def checked(store: Store, progress: Progress, *, contents: bool) -> Checked:
+    from gemma_neuron.mirror.check import check
+
+    return check(store, contents=contents, progress=progress)
+
+
+def store_of(uri: str, path: Path, port_id: str, bucket_owner: str) -> Store:
+    """Where a port lies under `uri`: the folder's own, the one named, or the only one."""
+    from gemma_neuron.mirror.check import find_port
+    from gemma_neuron.mirror.location import S3Location
+    from gemma_neuron.mirror.store import Store
+
+    port = Port(path) if (path / RECORD_NAME).is_file() else None
+    return find_port(
+        S3Location.parse(uri), port, port_id, lambda location: Store(location, bucket_owner)
+    )
