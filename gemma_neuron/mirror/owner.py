@@ -150,7 +150,7 @@ def acquire(
                 if not told:
                     tell(f"mirror: waiting up to {left:.0f} s, {before} may still be at work")
                 told = True
-                time.sleep(min(left + 1, 2.0))
+                time.sleep(min(left + 1, stale / 30))
                 _refuse_living(store, before)
                 continue
         record = OwnerRecord(

@@ -1,0 +1,104 @@
+"""`compile --mirror` on machines that go away: real processes, real signals, moto's server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gemma_neuron.port import Port
+from tests.sources.processes import Commands, clean_environment
+from tests.sources.s3_servers import KEYS, boto, moto
+
+URI = "s3://spot/gemma"
+UNITS = 3
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with moto() as address:
+        boto(address).create_bucket(Bucket="spot")
+        yield address
+
+
+@pytest.fixture
+def commands(server: str, tmp_path: Path) -> Commands:
+    own = {
+        "AWS_ENDPOINT_URL_S3": server,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "HOME": str(tmp_path),
+    }
+    return Commands(clean_environment() | KEYS | own)
+
+
+def arguments(source: Path, out: Path) -> tuple[object, ...]:
+    """The port of conftest's REQUEST, as people type it."""
+    return (
+        "compile", source, "--out", out, "--backend", "cpu", "--tp", 2, "--dtype", "float32",
+        "--max-context", 48, "--slots", 3, "--buckets", "24",
+    )  # fmt: skip
+
+
+def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 240
+    while not holds():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def built(port: Path) -> list[str]:
+    return [line["unit"] for line in Port(port).ledger() if line["outcome"] == "built"]
+
+
+def test_a_machine_that_vanishes_loses_only_units_in_flight(
+    source: Path, port: Path, commands: Commands, server: str, tmp_path: Path
+) -> None:
+    """SIGTERM after the first unit; the folder is gone; the same command in an empty one goes on from S3."""
+    first = commands.start(*arguments(source, tmp_path / "first"), "--mirror", URI)
+    graphs = tmp_path / "first" / "graphs"
+    wait_until(lambda: bool(list(graphs.glob("*/graph.committed"))), first)
+    first.send_signal(signal.SIGTERM)
+    _, said = first.communicate(timeout=120)
+    assert first.returncode == 75, said
+    before = built(tmp_path / "first")
+    assert before
+    shutil.rmtree(tmp_path / "first")
+
+    result = commands.document(*arguments(source, tmp_path / "second"), "--mirror", URI)
+    assert result["units"] == {"total": UNITS, "built": UNITS - len(before), "reused": len(before)}
+    lines = built(tmp_path / "second")
+    assert sorted(lines) == sorted(set(lines)) and len(lines) == UNITS
+    for rank in (0, 1):
+        ours, plain = (Port(p).rank_file(rank) for p in (tmp_path / "second", port))
+        assert ours.read_bytes() == plain.read_bytes()
+    events = [line["event"] for line in Port(tmp_path / "second").events()]
+    assert events[-1] == "mirrored"
+
+    third = commands.document(*arguments(source, tmp_path / "third"), "--mirror", URI)
+    assert third["units"] == {"total": UNITS, "built": 0, "reused": UNITS}
+    assert commands.document("mirror", "verify", tmp_path / "third", URI)["objects"]["bad"] == 0
+
+
+def test_a_store_that_is_away_never_stops_the_work(
+    source: Path, port: Path, commands: Commands, tmp_path: Path
+) -> None:
+    """Exit 75 at the end, with all that was made; the same command mirrors it when the store is back."""
+    own = tmp_path / "own"
+    shutil.copytree(port, own)
+    away = commands.having(AWS_ENDPOINT_URL_S3="http://127.0.0.1:9", AWS_MAX_ATTEMPTS="1")
+    found = away.run(*arguments(source, own), "--mirror", "s3://spot/other", "--json")
+    assert found.returncode == 75, found.stderr
+    assert "working without the mirror" in found.stderr
+    error = json.loads(found.stdout)["error"]
+    assert error["type"] == "NotMirroredError"
+    again = commands.document(*arguments(source, own), "--mirror", "s3://spot/other")
+    assert again["units"] == {"total": UNITS, "built": 0, "reused": UNITS}
+    checked = commands.document("mirror", "verify", own, "s3://spot/other")
+    assert checked["objects"]["verified"] == checked["objects"]["total"] > 10
