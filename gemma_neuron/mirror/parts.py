@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -108,26 +108,28 @@ class _Upload:
         made = self.store.client.create_multipart_upload(**self.store.at(self.key))
         return str(made["UploadId"]), {}
 
-    def _uploads(self) -> Iterator[str]:
+    def _uploads(self) -> list[str]:
+        """Uploads of this key that are under way."""
         at = self.store.at(self.key)
-        whole_key = at.pop("Key")
-        pages = self.store.client.get_paginator("list_multipart_uploads").paginate(
-            **at, Prefix=whole_key
-        )
-        for page in pages:
-            for found in page.get("Uploads", []):
-                if found["Key"] == whole_key:
-                    yield found["UploadId"]
+        key = at.pop("Key")
+        pages = self.store.client.get_paginator("list_multipart_uploads")
+        found = self._listed(pages.paginate(**at, Prefix=key), "Uploads")
+        return [str(upload["UploadId"]) for upload in found if upload["Key"] == key]
 
     def _parts(self, upload: str) -> dict[int, dict[str, Any]]:
-        pages = self.store.client.get_paginator("list_parts").paginate(
-            **self.store.at(self.key), UploadId=upload
-        )
+        """Number → part, of those an upload has."""
+        pages = self.store.client.get_paginator("list_parts")
+        listed = self._listed(pages.paginate(**self.store.at(self.key), UploadId=upload), "Parts")
+        return {part["PartNumber"]: part for part in listed}
+
+    @staticmethod
+    def _listed(pages: Iterable[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+        """All of a listing; none where the store has no such upload, as some say of a bucket without any."""
         try:
-            return {part["PartNumber"]: part for page in pages for part in page.get("Parts", [])}
+            return [found for page in pages for found in page.get(name, [])]
         except ClientError as error:
             if error_code(error) in GONE:
-                return {}
+                return []
             raise
 
     def _length(self, number: int) -> int:
