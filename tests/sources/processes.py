@@ -11,6 +11,9 @@ from typing import Any
 
 FORGOTTEN = ("HF_", "HUGGING", "AWS_", "GEMMA_NEURON", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
+MOST_SECONDS = 400
+"""Of a command, on a busy machine."""
+
 
 def clean_environment() -> dict[str, str]:
     """This process's, without what belongs to a user's hub, cloud or proxy."""
@@ -39,7 +42,12 @@ class Commands:
 
     def run(self, *arguments: object) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments)
-        out, err = process.communicate(timeout=120)
+        try:
+            out, err = process.communicate(timeout=MOST_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def done(self, *arguments: object) -> subprocess.CompletedProcess[str]:
