@@ -29,7 +29,10 @@ sys.path.insert(0, str(ROOT))
 MEMORY_BYTES = 1 << 30
 """Address space a slice may take beyond what Python and the fuzzer hold when it begins."""
 HANG_SECONDS = 60
-"""Wall clock of one case; its own bound, in processor time, is in tests.fuzz.targets."""
+"""Processor time of one case at which it is stopped; its bound is in tests.fuzz.targets."""
+BLOCKED_SECONDS = 900
+"""Wall clock of one case: one that waits for something takes no processor time. Generous, since a loaded machine
+may leave a case without a processor for minutes."""
 LONGEST_INPUT = 1 << 16
 SLICES = 4
 """Of each target, so that a run cut short has seen them all."""
@@ -135,7 +138,8 @@ class Counting:
     def __call__(self, data: bytes) -> None:
         from tests.fuzz.targets import watched
 
-        signal.alarm(HANG_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, HANG_SECONDS)
+        signal.alarm(BLOCKED_SECONDS)
         try:
             seen = watched(self.name, self.folder, data)
         except BaseException:
@@ -144,6 +148,7 @@ class Counting:
             )
             raise
         finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.alarm(0)
         self.cases += 1
         self.outcomes[seen.outcome] += 1
@@ -170,8 +175,9 @@ def run_slice(engine: str, told: Slice) -> int:
     """In the child: set the limits, then fuzz."""
 
     def hang(*_: object) -> None:
-        raise TimeoutError(f"one case took {HANG_SECONDS} s")
+        raise TimeoutError(f"one case took {HANG_SECONDS} s of work, or {BLOCKED_SECONDS} s in all")
 
+    signal.signal(signal.SIGPROF, hang)
     signal.signal(signal.SIGALRM, hang)
     return (with_atheris if engine == "atheris" else with_hypothesis)(told)
 
@@ -232,7 +238,7 @@ def with_atheris(told: Slice) -> int:
     flags = [
         f"-max_total_time={max(1, round(told.seconds))}",
         f"-max_len={LONGEST_INPUT}",
-        f"-timeout={2 * HANG_SECONDS}",
+        f"-timeout={2 * BLOCKED_SECONDS}",
         f"-artifact_prefix={counting.folder}/",
         f"-atheris_runs={told.cases}",
         "-rss_limit_mb=0",  # the address space is limited above, and tracemalloc counts each case
