@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import multiprocessing.forkserver
 import sys
 import tempfile
 import time
@@ -46,6 +48,8 @@ def main() -> int:
     if asked.commands is not None:
         return commands(asked.commands, families)
     kind = "uncompiled" if asked.uncompiled else "compiled"
+    if kind == "compiled":
+        warm_up()
     deadline = time.monotonic() + asked.minutes * 60
     # Number by number, not family by family: a run cut short has seen all of them.
     for number in range(asked.count):
@@ -57,6 +61,19 @@ def main() -> int:
                 file.write(json.dumps(line) + "\n")
             print(json.dumps(line), flush=True)
     return totals(read(asked.results), kind)
+
+
+def warm_up() -> None:
+    """Start the server that compiling processes are forked from, compiler imported: else each imports it again."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        [
+            "gemma_neuron.compilation.worker",
+            "gemma_neuron.backends.cpu.compiler",
+            "torch._inductor.compile_fx",
+        ]
+    )
+    multiprocessing.forkserver.ensure_running()
 
 
 def done(results: Path, family: str, number: int, kind: str) -> bool:
