@@ -62,6 +62,16 @@ def test_cfg_07_one_kv_head_is_one_on_every_rank() -> None:
 
 
 @pytest.mark.fault("load-23-untied-after-merge")
+@pytest.mark.parametrize("width", [0, 16])
+def test_a_per_layer_table_hinders_only_where_there_is_one(width: int) -> None:
+    """Its rows are a key of every Gemma 4 config, with a default, also where the model has no such table."""
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 3, "num_global_key_value_heads": 3}
+    sizes = {"intermediate_size": 96, "vocab_size": 768, "vocab_size_per_layer_input": 512}
+    config = gemma4_config(2, **heads, **sizes, hidden_size_per_layer_input=width)
+    found = obstacles(read_geometry(config), 3)
+    assert found == (["512 tokens (vocab_size 512) do not divide by 3"] if width else [])
+
+
 def test_an_untied_head_is_split_beside_the_table() -> None:
     config = gemma4_config(6, tie_word_embeddings=False)
     geometry = read_geometry(config)
