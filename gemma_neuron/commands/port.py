@@ -168,6 +168,9 @@ def validate(
     chat_template: Annotated[
         str | None, typer.Option(help="Force a template file or gemma-3, gemma-4, none.")
     ] = None,
+    drift: Annotated[
+        bool, typer.Option("--drift", help="Name the first layer whose hidden state parts.")
+    ] = False,
     report: Annotated[
         Path | None,
         typer.Option(help="Also write all of it as one HTML page (extra `report`)."),
@@ -192,6 +195,7 @@ def validate(
         questions=questions,
         base=base,
         force_template=chat_template,
+        drift=drift,
     )
     found = validate_port(
         port, checkpoint, options, notice=notice, progress=ticker, watch=Download()

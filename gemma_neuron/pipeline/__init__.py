@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -191,6 +192,7 @@ def validate_port(
     watch: Watch = UNWATCHED,
 ) -> ValidationReport:
     """Load a port and judge it. The checkpoint defaults to where the port was made from, if it is there."""
+    from gemma_neuron.backends.cpu.hidden import hidden_states
     from gemma_neuron.validation.validator import validate
 
     port = open_port(path)
@@ -199,7 +201,10 @@ def validate_port(
     notice(f"checkpoint: {source or 'not at hand, a golden is needed'}")
     runner = runner_factory(port)()
     try:
-        return validate(port, runner, replace(options, checkpoint=source), progress=progress)
+        given_source = replace(options, checkpoint=source)
+        return validate(
+            port, runner, given_source, hidden=partial(hidden_states, port), progress=progress
+        )
     finally:
         runner.close()
 

@@ -47,6 +47,7 @@ class Bars(BaseModel):
     reference: dict[str, Bar]
     chat: dict[str, Bar]
     degenerate: dict[str, Bar]
+    drift: dict[str, Bar]
 
 
 @cache

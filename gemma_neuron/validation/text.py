@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gemma_neuron.reports import LevelResult, ValidationReport
+from gemma_neuron.validation.drift import parting_words
 from gemma_neuron.validation.verdict import COMPARING
 
 MARKS = {"pass": "pass", "fail": "FAIL", "not-run": "not run", "not-applicable": "n/a"}
@@ -19,7 +20,9 @@ def headline(report: ValidationReport) -> str:
             "stock transformers', and the answers are right"
         )
     if report.verdict == "differs":
-        return f"differs: {_named(next(i for i in failed if i.level in COMPARING))}"
+        where = parting_words(report.drift)
+        named = _named(next(i for i in failed if i.level in COMPARING))
+        return f"differs: {named}" + (f"; {where}" if where else "")
     if report.verdict == "matches-but-broken":
         return f"matches-but-broken: the port equals its reference, and both are wrong: {_named(failed[0])}"
     return f"insufficient: {_named((failed + missing)[0])}"
@@ -38,6 +41,10 @@ def lines(report: ValidationReport) -> list[str]:
             f"{parting['port_token']}, reference {parting['reference_token']}, "
             f"margin {parting['margin']:.3g} logits"
         )
+    if report.drift is not None:
+        out.append(f"drift: {report.drift['summary']}")
+    elif report.verdict == "differs":
+        out.append("drift: not asked for; --drift names the first layer that parts")
     if "golden" in report.provenance:
         golden = report.provenance["golden"]
         made = "reused" if golden["reused"] else "made now"

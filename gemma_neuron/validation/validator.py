@@ -19,6 +19,7 @@ from gemma_neuron.port import VERDICT_NAME
 from gemma_neuron.reports import LevelResult, ValidationReport
 from gemma_neuron.validation.bars import read_bars
 from gemma_neuron.validation.context import LevelContext, follow_up, result
+from gemma_neuron.validation.drift import measure_drift
 from gemma_neuron.validation.find import find_golden, port_identity
 from gemma_neuron.validation.levels import chat as level_chat
 from gemma_neuron.validation.levels import generation, logits, position, prompt, reference, weights
@@ -34,6 +35,7 @@ from gemma_neuron.validation.verdict import scope, verdict
 if TYPE_CHECKING:
     from gemma_neuron.backends.base import Runner
     from gemma_neuron.port import Port
+    from gemma_neuron.validation.drift import Hidden
 
 LEVELS: dict[int, Callable[[LevelContext], LevelResult]] = {
     0: prompt.run,
@@ -52,7 +54,8 @@ class Options:
     """What a validation may use and is told to do.
 
     `checkpoint`: the source folder, for level 1 and for making a golden. `force_template`: a template file or
-    a marker style (`gemma-3`, `gemma-4`, `none`) used instead of the model's own.
+    a marker style (`gemma-3`, `gemma-4`, `none`) used instead of the model's own. `drift`: compare hidden states
+    by layer too, which takes the checkpoint and a pass of stock over one text.
     """
 
     checkpoint: Path | None = None
@@ -61,6 +64,7 @@ class Options:
     questions: Path | None = None
     base: bool = False
     force_template: str | None = None
+    drift: bool = False
 
 
 def validate(
@@ -68,10 +72,17 @@ def validate(
     runner: Runner,
     options: Options | None = None,
     *,
+    hidden: Hidden | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> ValidationReport:
-    """Run the levels and write `validation.json`. Raises ReferenceUnavailableError or IntegrityError."""
+    """Run the levels and write `validation.json`. `hidden`: the port's hidden states, for `drift`. Raises
+    ReferenceUnavailableError or IntegrityError."""
     options = options or Options()
+    if options.drift and options.checkpoint is None:
+        raise ReferenceUnavailableError(
+            "--drift runs stock transformers' layers, and the checkpoint is not at hand.",
+            "Give --checkpoint SOURCE.",
+        )
     started = time.monotonic()
     context = prepare(port, runner, options)
     done: list[LevelResult] = []
@@ -85,6 +96,10 @@ def validate(
             context.golden = _golden(context, options, progress)
         found = run(context)
         done.append(replace(found, seconds=round(time.monotonic() - begun, 3)))
+    drift = None
+    if options.drift and hidden is not None and options.checkpoint is not None:
+        context.golden = context.golden or _golden(context, options, progress)
+        drift = measure_drift(context, options.checkpoint, hidden, done[3], progress)
     report = ValidationReport(
         verdict=verdict(done),
         scope=scope(context.talk.template is not None, options.base),
@@ -93,6 +108,7 @@ def validate(
         first_divergence=context.facts.get("first_divergence"),
         warnings=port.record.warnings,
         provenance=_provenance(context, options, time.monotonic() - started),
+        drift=drift,
     )
     write_json_atomic(port.path / VERDICT_NAME, {"schema": 1, **report.to_json()})
     return report

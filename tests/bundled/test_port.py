@@ -25,14 +25,16 @@ def test_a_second_compile_reuses_every_unit(port: Path) -> None:
     assert done.document["units"] == {"total": 4, "built": 0, "reused": 4}
 
 
-def test_a_second_validation_reuses_the_golden_and_writes_the_page(
+def test_a_second_validation_reuses_the_golden_looks_at_layers_and_writes_the_page(
     validated: tuple[Path, Done], tmp_path: Path
 ) -> None:
     port, first = validated
-    again = gemma_neuron("validate", port, "--json", "--report", tmp_path / "r.html").document
+    page = tmp_path / "r.html"
+    again = gemma_neuron("validate", port, "--json", "--drift", "--report", page).document
     assert again["provenance"]["golden"]["reused"] is True
     assert again["verdict"] == first.document["verdict"]
-    html = (tmp_path / "r.html").read_text()
+    assert again["drift"]["first"] is None and len(again["drift"]["layers"]) == 12
+    html = page.read_text()
     assert "<h1>works (scope chat)</h1>" in html and "What is the capital of France?" in html
     assert again["provenance"]["golden"]["digest"] in html
 

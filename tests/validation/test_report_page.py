@@ -73,7 +73,7 @@ def report() -> ValidationReport:
         },
         drift={
             "summary": "layer 1 is the first that parts",
-            "first": {"layer": 1},
+            "first": {"layer": 1, "kind": "global", "position": 7, "token_text": HOSTILE},
             "layers": [
                 {"layer": i, "kind": kind, "largest": 10.0 ** (i - 3), "bar": 0.02}
                 for i, kind in enumerate(("sliding", "global"))
@@ -86,6 +86,7 @@ def test_the_first_words_are_the_verdict(report: ValidationReport) -> None:
     html = page(report)
     body = html[html.index("<body>") :]
     assert body.index("differs") < body.index("level 3 (logits)") < body.index("0123abcd")
+    assert "layer 1 (global) parts first, at position 7" in body
     assert "bar ≤ 0.05" in body and "0.31" in body and "all layer_scalar are 1" in body
     assert body.count("<svg ") == 3
 
