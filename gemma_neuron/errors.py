@@ -3,7 +3,7 @@
     GemmaNeuronError
       UsageError 2              SettingsError, PortMismatchError
       CheckpointError 3         SourceNotFoundError, ConfigError, UnknownModelError, AuditFailed,
-                                TokenizerError, TemplateError
+                                TokenizerError, TemplateError, SourceChangedError
       PlanError 4               IndivisibleError, DoesNotFitError
       IntegrityError 5          PortIncompleteError
       CompileError 6            CompilerFaultError
@@ -95,6 +95,10 @@ class TokenizerError(CheckpointError):
 
 class TemplateError(CheckpointError):
     """The chat template is missing, unsafe, or refused the conversation."""
+
+
+class SourceChangedError(CheckpointError):
+    """A weights file is no longer what it was when the run began."""
 
 
 class PlanError(GemmaNeuronError):

@@ -34,13 +34,12 @@ def inspect(
 ) -> int:
     """Audit a checkpoint, or a port's rank files: every tensor accounted for, buffers, template, stop ids."""
     from gemma_neuron.pipeline import inspected
-    from gemma_neuron.render import ByteProgress
     from gemma_neuron.render.audit import show_audit
     from gemma_neuron.render.download import Download
+    from gemma_neuron.render.progress import ByteProgress
 
-    progress = ByteProgress("values", 0)
-    report = inspected(source, values=values, progress=progress, watch=Download())
-    progress.close()
+    with ByteProgress("values") as progress:
+        report = inspected(source, values=values, progress=progress, watch=Download())
     if as_json:
         emit_json(report.to_json())
     else:

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from gemma_neuron.commands.options import BucketOwner, Json, MirrorGrace, MirrorOnlyWriter
-from gemma_neuron.render import ByteProgress, emit_json, emit_lines, notice
+from gemma_neuron.render import emit_json, emit_lines, notice
+from gemma_neuron.render.progress import ByteProgress
 
 app = typer.Typer(
     no_args_is_help=True, help="Move a port to and from S3, and check what lies there."
@@ -55,9 +56,8 @@ def pull(
     from gemma_neuron.render.mirror import pulled
 
     store = mirroring.store_of(uri, port, port_id, bucket_owner)
-    progress = ByteProgress("mirror", 0)
-    counts = mirroring.pull(port, store, notice, lambda count: progress(count, "pull"))
-    progress.close()
+    with ByteProgress("mirror") as progress:
+        counts = mirroring.pull(port, store, notice, lambda count: progress(count, "pull"))
     fields, lines = pulled(counts, port)
     emit_json(fields) if as_json else emit_lines(lines)
     return 5 if counts.bad else 0
@@ -94,9 +94,8 @@ def _check(
     from gemma_neuron.render.mirror import checked
 
     store = mirroring.store_of(uri, port, port_id, bucket_owner)
-    progress = ByteProgress("mirror", 0)
-    found = mirroring.checked(store, lambda count: progress(count, "verify"), contents=contents)
-    progress.close()
+    with ByteProgress("mirror") as progress:
+        found = mirroring.checked(store, lambda count: progress(count, "verify"), contents=contents)
     fields, lines = checked(found, str(store.location))
     emit_json(fields) if as_json else emit_lines(lines)
     return 5 if found.bad else 0

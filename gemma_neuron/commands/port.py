@@ -40,21 +40,24 @@ def shard(
     tp: Tp,
     strategy: StrategyOption = "auto",
     base: Base = False,
+    verify: Annotated[
+        bool,
+        typer.Option(help="Put the ranks together again and compare them with the checkpoint."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Write one weight file a rank, streaming; a killed run goes on where it stopped."""
     from gemma_neuron.pipeline import CompileRequest
     from gemma_neuron.pipeline import shard as run
-    from gemma_neuron.render import ByteProgress
     from gemma_neuron.render.download import Download
     from gemma_neuron.render.port import show_port
+    from gemma_neuron.render.progress import ByteProgress
 
     request = CompileRequest(
         out=out, backend="", tp=tp, strategy=cast("StrategyChoice", strategy), base=base
     )
-    progress = ByteProgress("shard", 0)
-    result = run(source, request, progress, notice, Download())
-    progress.close()
+    with ByteProgress() as progress:
+        result = run(source, request, progress, notice, Download(), verify=verify)
     if as_json:
         emit_json(result.to_json())
     else:
@@ -143,13 +146,12 @@ def show_dry_run(source: str, request: CompileRequest, as_json: bool) -> None:
 
 def run_compile(source: str, request: CompileRequest, as_json: bool) -> None:
     from gemma_neuron.pipeline import compile_port
-    from gemma_neuron.render import ByteProgress
     from gemma_neuron.render.download import Download
     from gemma_neuron.render.port import show_port
+    from gemma_neuron.render.progress import ByteProgress
 
-    progress = ByteProgress("shard", 0)
-    result = compile_port(source, request, progress, notice, Download())
-    progress.close()
+    with ByteProgress() as progress:
+        result = compile_port(source, request, progress, notice, Download())
     if as_json:
         emit_json(result.to_json())
     else:

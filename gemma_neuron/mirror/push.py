@@ -190,9 +190,14 @@ class Pusher:
 
 
 def raw_files(port: Port) -> list[tuple[Path, FileEntry]]:
-    """The checkpoint's weight files by source.json: where they were last seen, and their digests."""
+    """The checkpoint's weight files by source.json: where they were last seen, and their digests.
+
+    Without those that `shard` is still to digest.
+    """
     found = []
     for known in (port.read_json("source.json") or {}).get("files", []):
+        if isinstance(known, dict) and "blake3" not in known and "seen_at" in known:
+            continue
         try:
             entry = FileEntry(name=known["name"], bytes=known["bytes"], blake3=known["blake3"])
             path = Path(known["seen_at"]) / entry.name

@@ -90,13 +90,19 @@ def shard(
     progress: Progress | None,
     notice: Notice = lambda _: None,
     watch: Watch = UNWATCHED,
+    *,
+    verify: bool = False,
 ) -> PortResult:
-    """Audit, plan and write rank files; committed ranks are kept."""
+    """Audit, plan and write rank files; committed ranks are kept.
+
+    `verify`: then put the ranks together again and compare them with the checkpoint, byte for byte.
+    """
     started = time.monotonic()
     prepared = prepare(source_text, request, None, watch)
     show_warnings(prepared.record, notice)
     with only_worker(prepared):
         sharded = _shard(prepared, progress)
+        compared = _verified(prepared, progress) if verify else None
     record = prepared.port.record
     return PortResult(
         port=prepared.port.path,
@@ -108,6 +114,7 @@ def shard(
         host_peak_bytes=_own_peak(),
         output_bytes=sharded.output_bytes,
         warnings=record.warnings,
+        verified_tensors=compared,
     )
 
 
@@ -256,16 +263,32 @@ def merged_checkpoint(
 
 
 def _shard(prepared: Prepared, progress: Progress | None) -> ShardedCheckpoint:
-    from gemma_neuron.sharding.source_record import write_source_record
     from gemma_neuron.sharding.writer import write_ranks
 
     assert prepared.audit.geometry is not None
-    tensors = prepared.audit.tensors()
-    files = {entry.file for entry in tensors.values()}
-    write_source_record(prepared.port, files, str(prepared.source))
-    sharded = write_ranks(prepared.port, prepared.audit.geometry, prepared.plan, tensors, progress)
+    sharded = write_ranks(
+        prepared.port,
+        prepared.audit.geometry,
+        prepared.plan,
+        prepared.audit.tensors(),
+        str(prepared.source),
+        progress,
+    )
     account_for_ranks(prepared.port)
     return sharded
+
+
+def _verified(prepared: Prepared, progress: Progress | None) -> int:
+    from gemma_neuron.sharding.verify import verify_ranks
+
+    assert prepared.audit.geometry is not None
+    return verify_ranks(
+        prepared.port,
+        prepared.audit.geometry,
+        prepared.plan,
+        prepared.audit.tensors(),
+        progress,
+    )
 
 
 def _own_peak() -> int:

@@ -68,8 +68,13 @@ class PortResult:
     retries: int = 0
     downtime_seconds: float = 0.0
     """How long units waited for another try after a fault."""
+    verified_tensors: int | None = None
+    """Tensors that `shard --verify` compared with the checkpoint; None without it."""
 
     def to_json(self) -> dict[str, Any]:
+        verified = (
+            {} if self.verified_tensors is None else {"verified_tensors": self.verified_tensors}
+        )
         return {
             "port": str(self.port),
             "digest": self.digest,
@@ -81,6 +86,7 @@ class PortResult:
             "downtime_seconds": self.downtime_seconds,
             "output_bytes": self.output_bytes,
             "warnings": list(self.warnings),
+            **verified,
         }
 
 

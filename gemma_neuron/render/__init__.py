@@ -53,31 +53,6 @@ def show_error(error: GemmaNeuronError, as_json: bool) -> None:
         emit_json({"error": error.to_json()})
 
 
-class ByteProgress:
-    """Bytes and rate: a moving line on a terminal, else a plain line every now and then."""
-
-    def __init__(self, label: str, total: int) -> None:
-        self.label, self.total, self.done = label, total, 0
-        self.started = self.shown = time.monotonic()
-        self.live = sys.stderr.isatty()
-
-    def __call__(self, count: int, of: int | str) -> None:
-        """`count` more bytes are done, of a rank or of a tensor."""
-        self.done += count
-        now = time.monotonic()
-        if now - self.shown >= (PROGRESS_SECONDS if self.live else 10 * PROGRESS_SECONDS):
-            self.shown = now
-            rate = self.done / max(now - self.started, 1e-9)
-            what = f"rank {of}" if isinstance(of, int) else safe(of)
-            text = f"{self.label}: {what}, {size(self.done)} at {size(rate)}/s"
-            sys.stderr.write(f"\r\x1b[K{text}" if self.live else text + "\n")
-            sys.stderr.flush()
-
-    def close(self) -> None:
-        if self.live and self.done:
-            sys.stderr.write("\r\x1b[K")
-
-
 class Ticker:
     """Many small steps: one moving line on a terminal, else a plain line every few seconds."""
 

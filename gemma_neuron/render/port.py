@@ -14,10 +14,16 @@ if TYPE_CHECKING:
 
 def show_port(result: PortResult, verb: str) -> None:
     """One line of what was done, one with the digest."""
+    verified = (
+        []
+        if result.verified_tensors is None
+        else [f"verified: {result.verified_tensors} tensors of all ranks equal the checkpoint"]
+    )
     emit_lines(
         [
             f"{verb} {result.port}: {result.built} of {result.total} units built, {result.reused} reused, "
             f"{result.seconds:.1f} s, peak host memory {size(result.host_peak_bytes)}",
+            *verified,
             f"digest {result.digest}",
         ]
     )

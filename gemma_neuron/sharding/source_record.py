@@ -1,42 +1,139 @@
-"""`source.json`: every weight file a port was cut from, with its size and digest."""
+"""`source.json`: every weights file a port was cut from, with its size and digests, taken while ranks are written.
+
+A file's entry stands there before the first rank is cut from it, first without digests: so a later run knows whether
+ranks that are there came from the same bytes. One pass over each file, and none where the entry still holds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from gemma_neuron.artifacts import digest_file, write_json_atomic
+from blake3 import blake3
+
+from gemma_neuron.artifacts import CHUNK_BYTES, write_json_atomic
 from gemma_neuron.errors import PortMismatchError
 from gemma_neuron.port import Port
+from gemma_neuron.reassembly import SOURCE_RECORD, TENSOR_DIGESTS
+from gemma_neuron.sharding.cuts import TensorSource
+from gemma_neuron.sharding.source_files import SourceFiles, anonymous_memory
+
+Entry = dict[str, Any]
 
 
-def write_source_record(port: Port, files: Iterable[Path], seen_at: str) -> None:
-    """Digest the files and write `source.json`, once for each state of their sizes and times.
+class SourceDigests:
+    """Digests of whole files and of each tensor in them, by a thread of its own while it is entered.
 
-    Raises PortMismatchError when a file's bytes are no longer those the port was begun with.
+    `tensors`: our name → place. Entered, `ranks_are_of_these` says whether the ranks that are there are known to be
+    cut from these bytes. Raises PortMismatchError when a file's bytes are no longer those the port was begun with, and
+    what SourceFiles raises.
     """
-    paths = sorted(set(files))
-    known = {
-        entry["name"]: entry for entry in (port.read_json("source.json") or {"files": []})["files"]
-    }
-    entries = [_entry(path, known.get(path.name), seen_at) for path in paths]
-    for entry in entries:
-        before = known.get(entry["name"])
-        if before is not None and before["blake3"] != entry["blake3"]:
+
+    def __init__(
+        self, port: Port, files: SourceFiles, tensors: Mapping[str, TensorSource], seen_at: str
+    ) -> None:
+        self.port, self.files, self.seen_at = port, files, seen_at
+        self.tensors: dict[Path, list[tuple[int, int, str]]] = {path: [] for path in files.states}
+        for name, tensor in tensors.items():
+            self.tensors[tensor.file].append((tensor.start, tensor.start + tensor.bytes, name))
+        self.entries: dict[Path, Entry] = {}
+        self.ranks_are_of_these = True
+        self._stopped = threading.Event()
+        self._pool = ThreadPoolExecutor(1, "source-digests")
+        self._work: Future[None] | None = None
+
+    def __enter__(self) -> SourceDigests:
+        known = {
+            e["name"]: e for e in (self.port.read_json(SOURCE_RECORD) or {"files": []})["files"]
+        }
+        for path in self.files.states:
+            self.entries[path] = self._entry(path, known.get(path.name))
+        if list(self.entries.values()) != list(known.values()):
+            self._write()
+        pending = [path for path, entry in self.entries.items() if TENSOR_DIGESTS not in entry]
+        if pending:
+            self._work = self._pool.submit(self._digest_all, pending)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stopped.set()
+        self._pool.shutdown()
+
+    def require_well(self) -> None:
+        """Raise what the thread met, if it met something."""
+        if self._work is not None and self._work.done():
+            self._work.result()
+
+    def finish(self) -> None:
+        """Wait until every file has its digests on the disk."""
+        if self._work is not None:
+            self._work.result()
+
+    def _entry(self, path: Path, known: Entry | None) -> Entry:
+        state = self.files.states[path]
+        fresh = {"name": path.name, "bytes": state.bytes, "mtime_ns": state.mtime_ns}
+        if known is None:
+            return {**fresh, "seen_at": self.seen_at}
+        if all(known.get(key) == value for key, value in fresh.items()):
+            return known
+        if (
+            "blake3" not in known
+        ):  # nobody can tell any more what the ranks that are there came from
+            self.ranks_are_of_these = False
+            return {**fresh, "seen_at": self.seen_at}
+        return {**fresh, "seen_at": self.seen_at, **self._same_digests(path, known)}
+
+    def _same_digests(self, path: Path, known: Entry) -> Entry:
+        found = self._digests(path)
+        if found["blake3"] != known["blake3"]:
             raise PortMismatchError(
-                f"{entry['name']} has other bytes than when {port.path} was begun: blake3 "
-                f"{entry['blake3'][:16]}, then {before['blake3'][:16]}.",
+                f"{path.name} has other bytes than when {self.port.path} was begun: blake3 "
+                f"{found['blake3'][:16]}, then {known['blake3'][:16]}.",
                 "Compile the changed checkpoint into a new folder.",
             )
-    if entries != list(known.values()):
-        write_json_atomic(port.path / "source.json", {"files": entries})
+        return found
 
+    def _digest_all(self, pending: Iterable[Path]) -> None:
+        for path in pending:
+            digests = self._digests(path)
+            if self._stopped.is_set():
+                return
+            self.files.require_unchanged([path])
+            self.entries[path] = {**self.entries[path], **digests}
+            self._write()
 
-def _entry(path: Path, known: dict[str, Any] | None, seen_at: str) -> dict[str, Any]:
-    """Size, time and digest; the digest is kept while size and time are as they were."""
-    found = path.stat()
-    state = {"name": path.name, "bytes": found.st_size, "mtime_ns": found.st_mtime_ns}
-    if known is not None and all(known.get(key) == value for key, value in state.items()):
-        return known
-    return {**state, "blake3": digest_file(path), "seen_at": seen_at}
+    def _digests(self, path: Path) -> Entry:
+        """blake3 of the file and of each tensor in it, in one pass."""
+        whole = blake3(max_threads=blake3.AUTO)
+        tensors = sorted(self.tensors[path])
+        hashers = {name: blake3(max_threads=blake3.AUTO) for _, _, name in tensors}
+        size, first = self.files.states[path].bytes, 0
+        room = memoryview(anonymous_memory(CHUNK_BYTES))
+        for offset in range(0, size, CHUNK_BYTES):
+            if self._stopped.is_set():
+                break
+            piece = room[: min(CHUNK_BYTES, size - offset)]
+            self.files.read_into(path, piece, offset)
+            self.files.read_ahead(path, offset + CHUNK_BYTES, CHUNK_BYTES)
+            whole.update(piece)
+            end = offset + len(piece)
+            while first < len(tensors) and tensors[first][1] <= offset:
+                first += 1
+            for start, stop, name in tensors[first:]:
+                if start >= end:
+                    break
+                hashers[name].update(piece[max(0, start - offset) : stop - offset])
+        digests = {name: hasher.hexdigest() for name, hasher in sorted(hashers.items())}
+        return {"blake3": whole.hexdigest(), TENSOR_DIGESTS: digests}
+
+    def _write(self) -> None:
+        write_json_atomic(self.port.path / SOURCE_RECORD, {"files": list(self.entries.values())})

@@ -18,7 +18,7 @@ from gemma_neuron.models.registry import read_geometry, read_parameter_table
 from gemma_neuron.parameters import Cut
 from gemma_neuron.plan import LayerPlan, Placement, PlannedParameter, ShardPlan
 from gemma_neuron.port import Fingerprints, Port, PortRecord, SourceRecord
-from gemma_neuron.validation.levels.weights import DIGESTS
+from gemma_neuron.reassembly import SOURCE_RECORD, TENSOR_DIGESTS
 
 ROWS = {Cut.QUERY_ROWS, Cut.WIDTH_ROWS, Cut.VOCAB_ROWS}
 COLUMNS = {Cut.QUERY_COLUMNS, Cut.WIDTH_COLUMNS}
@@ -43,11 +43,6 @@ def make_port(
     template = load_chat_assets(source).template
     plan = _plan(source, tp)
     write_json_atomic(path / "plan.json", plan.to_json())
-    files = [
-        {"name": f.name, "bytes": f.stat().st_size, "blake3": digest_file(f)}
-        for f in source.glob("*.safetensors")
-    ]
-    write_json_atomic(path / "source.json", {"files": files})
     port.write_record(
         PortRecord(
             source=SourceRecord(kind="folder", uri=source.name),
@@ -64,8 +59,18 @@ def make_port(
             ),
         )
     )
-    write_ranks(port, checkpoint_tensors(source, plan))
+    tensors = checkpoint_tensors(source, plan)
+    write_ranks(port, tensors)
+    _write_source_record(port, source, tensors)
     return port
+
+
+def _write_source_record(port: Port, source: Path, tensors: dict[str, Any]) -> None:
+    (file,) = source.glob("*.safetensors")
+    entry = {"name": file.name, "bytes": file.stat().st_size, "blake3": digest_file(file)}
+    planned = [p.name for p in port.plan.parameters if not p.derived]
+    digests = {name: digest_bytes(_raw(tensors[name])) for name in planned}
+    write_json_atomic(port.path / SOURCE_RECORD, {"files": [{**entry, TENSOR_DIGESTS: digests}]})
 
 
 def checkpoint_tensors(source: Path, plan: ShardPlan) -> dict[str, Any]:
@@ -93,14 +98,11 @@ def write_ranks(port: Port, tensors: dict[str, Any]) -> None:
     """Cut and commit every rank file."""
     port.weights_folder.mkdir(exist_ok=True)
     plan = port.plan
-    digests = {
-        p.name: digest_bytes(_raw(tensors[p.name])) for p in plan.parameters if not p.derived
-    }
     for rank in range(plan.tp):
         mine = {p.name: _part(tensors, p, rank, plan.tp) for p in plan.parameters}
         file = port.rank_file(rank)
         save_file(mine, file)
-        port.rank_set(rank).commit([file.name], {DIGESTS: digests} if rank == 0 else {})
+        port.rank_set(rank).commit([file.name])
 
 
 def _raw(tensor: Any) -> bytes:
