@@ -117,6 +117,11 @@ class AuditReport:
         return tuple(f for f in self.findings if f.severity == "warning")
 
     @property
+    def warning_lines(self) -> tuple[str, ...]:
+        """What later stages repeat."""
+        return tuple(f"{found.kind}: {found.message}" for found in self.warnings)
+
+    @property
     def verdict(self) -> Literal["ok", "broken"]:
         return "broken" if self.errors else "ok"
 

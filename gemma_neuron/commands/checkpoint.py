@@ -18,7 +18,7 @@ from gemma_neuron.commands.options import (
     StrategyOption,
     Tp,
 )
-from gemma_neuron.render import emit_json, emit_lines
+from gemma_neuron.render import emit_json, emit_lines, notice
 
 if TYPE_CHECKING:
     from gemma_neuron.sharding.candidates import StrategyChoice
@@ -101,7 +101,8 @@ def golden(
         dtype=dtype,
         questions=prompts,
         host_memory=settings.size(host_memory, "--host-memory"),
-        notice=ticker,
+        notice=notice,
+        progress=ticker,
         watch=Download(),
     )
     ticker.close()

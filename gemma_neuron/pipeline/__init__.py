@@ -7,7 +7,7 @@ whatever is committed already is not done again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from gemma_neuron.pipeline.sources import (
     folder_of,
     open_any,
 )
-from gemma_neuron.port import Port, PortRecord
+from gemma_neuron.port import Port
 
 if TYPE_CHECKING:
     from gemma_neuron.compilation.compiler import CompiledModel
@@ -99,7 +99,7 @@ def shard(
     """
     started = time.monotonic()
     prepared = prepare(source_text, request, None, watch)
-    show_warnings(prepared.record, notice)
+    show_warnings(prepared.record.warnings, notice)
     with only_worker(prepared):
         sharded = _shard(prepared, progress)
         compared = _verified(prepared, progress) if verify else None
@@ -132,7 +132,7 @@ def compile_port(
     chosen = backend(request.backend)
     chosen.require()
     prepared = prepare(source_text, request, chosen, watch)
-    show_warnings(prepared.record, notice)
+    show_warnings(prepared.record.warnings, notice)
     geometry, port = prepared.audit.geometry, prepared.port
     assert geometry is not None
     budget = require_budget(prepared, request, chosen)
@@ -164,9 +164,9 @@ def compile_port(
     )
 
 
-def show_warnings(record: PortRecord, notice: Notice) -> None:
+def show_warnings(warnings: Sequence[str], notice: Notice) -> None:
     """What the audit warned of, again at each later stage: by then nobody remembers it."""
-    for warning in record.warnings:
+    for warning in warnings:
         notice(f"warning: {warning}")
 
 
@@ -180,7 +180,7 @@ def open_port(path: Path, notice: Notice = lambda _: None) -> Port:
     assert port.spec is not None
     port.source_set.verify()
     assert port.plan is not None
-    show_warnings(port.record, notice)
+    show_warnings(port.record.warnings, notice)
     return port
 
 
@@ -224,21 +224,25 @@ def golden_file(
     questions: Path | None,
     host_memory: int | None,
     notice: Notice,
+    progress: Notice,
     watch: Watch = UNWATCHED,
 ) -> GoldenReport:
     """`golden`: a reference from the checkpoint alone, within `host_memory` bytes (None: what is free)."""
     from gemma_neuron.validation.export import export_golden
 
     source, audit = fetched(source_text, watch)
-    return export_golden(
+    warnings = audit.report.warning_lines
+    show_warnings(warnings, notice)
+    made = export_golden(
         source.folder,
         out,
         checkpoint_digest=audit.report.checkpoint_digest,
         dtype=run_dtype(dtype, dtype),
         questions=questions,
         memory=host_memory,
-        progress=notice,
+        progress=progress,
     )
+    return replace(made, warnings=warnings)
 
 
 def merged_checkpoint(

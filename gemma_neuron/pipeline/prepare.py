@@ -143,7 +143,7 @@ def _record(
         ),
         versions=versions | ({} if chosen is None else chosen.versions()),
         compile=spec,
-        warnings=tuple(f"{found.kind}: {found.message}" for found in audit.report.warnings),
+        warnings=audit.report.warning_lines,
     )
 
 

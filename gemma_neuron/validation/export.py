@@ -38,6 +38,8 @@ class GoldenReport:
     peak_anonymous_bytes: int
     """Of which not backed by a file: what has to fit."""
     seconds: float
+    warnings: tuple[str, ...] = ()
+    """The audit's."""
 
     def to_json(self) -> dict[str, Any]:
         return {"schema": 1, **asdict(self)}

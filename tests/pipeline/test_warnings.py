@@ -16,6 +16,7 @@ from gemma_neuron.pipeline import CompileRequest, shard
 from gemma_neuron.reports import LevelResult, ValidationReport
 from gemma_neuron.validation.text import lines
 from tests.checkpoint.helpers import TEXT4, edit_tensors
+from tests.cli_process import run_main
 from tests.pipeline.conftest import compile_tiny, tiny_source
 from tests.tiny import encode
 
@@ -72,6 +73,16 @@ def test_compile(port: Path, suspicious: Path, tmp_path: Path) -> None:
     notes: list[str] = []
     assert compile_tiny(suspicious, out, notes).reused == 3
     assert any(note.startswith(SAID) for note in notes)
+
+
+def test_golden(suspicious: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = Path(__file__).parents[1] / "validation" / "small.toml"
+    ended = run_main(
+        capsys, "golden", suspicious, "--out", tmp_path / "golden", "--prompts", prompts, "--json"
+    )
+    assert ended.code == 0 and SAID in ended.err, ended.err
+    [warning] = json.loads(ended.out)["warnings"]
+    assert SAID in f"warning: {warning}"
 
 
 def test_chat_and_serve(warned: Path) -> None:
