@@ -23,13 +23,14 @@ class Bar(BaseModel):
 class LogitBars(BaseModel):
     """How far logits may part at one dtype.
 
-    `relative` and `flip_margin` are fractions of the reference's largest logit; `kl` in nats, per
-    position; `pearson` the least correlation over the vocabulary.
+    `relative`, `flip_margin` and `top`, among the reference's k likeliest, are fractions of its largest logit; `kl`
+    in nats, per position; `pearson` the least correlation over the vocabulary.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     relative: Bar
+    top: dict[int, Bar]
     kl: Bar
     pearson: Bar
     flip_margin: Bar

@@ -25,22 +25,23 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 PRODUCER = "transformers "
 
 
 class Noise(BaseModel):
     """How far stock transformers at `dtype` lies from the golden's own dtype, over the same texts.
 
-    `relative`: largest distance of any recorded logit, over the text's largest; `kl` the largest
-    of a position; `pearson` the least; `gap` the largest change, in logits, of the lead of the likeliest
-    token over the second.
+    `relative`: largest distance of any recorded logit, over the text's largest; `top` the same among the k
+    likeliest; `kl` the largest of a position; `pearson` the least; `gap` the largest change, in logits, of the
+    lead of the likeliest token over the second.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     dtype: str
     relative: float
+    top: dict[int, float]
     kl: float
     pearson: float
     gap: float

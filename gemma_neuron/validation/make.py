@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemma_neuron.validation.compare import TOP, Distances, distances, likeliest, log_sum_exp
+from gemma_neuron.validation.compare import (
+    TOP,
+    TOP_STEPS,
+    Distances,
+    distances,
+    likeliest,
+    log_sum_exp,
+)
 from gemma_neuron.validation.golden import (
     Golden,
     GoldenIdentity,
@@ -183,6 +190,7 @@ def _noise(
     return Noise(
         dtype=dtype,
         relative=max(float(d.all.max()) / largest for largest, d in found),
+        top={k: max(float(d.top[k].max()) / largest for largest, d in found) for k in TOP_STEPS},
         kl=max(float(d.kl.max()) for _, d in found),
         pearson=min(float(d.pearson.min()) for _, d in found),
         gap=max(float(d.gap.max()) for _, d in found),

@@ -19,10 +19,12 @@ from gemma_neuron.validation.golden import Golden
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """`relative` to the text's largest logit; `kl` nats; `pearson` at least; `margin` in logits: a flip of
-    the likeliest token under it is noise. `source` says where the figures are from."""
+    """`relative` to the text's largest logit, `top` so among the reference's k likeliest; `kl` nats; `pearson` at
+    least; `margin` in logits: a flip of the likeliest token under it is noise. `source` says where the figures are
+    from."""
 
     relative: float
+    top: dict[int, float]
     kl: float
     pearson: float
     margin: float
@@ -33,9 +35,15 @@ class Tolerance:
 
     def problem(self, found: Distances, largest: float, start: int = 0) -> str | None:
         """The first position that exceeds a bar, in words, or None. `start` is the first's position."""
-        relative = found.all / max(largest, 1e-30)
+        largest = max(largest, 1e-30)
+        relative = found.all / largest
+        among = [(k, found.top[k] / largest, bar) for k, bar in self.top.items()]
         tests = (
             (relative > self.relative, relative, "of the largest logit off", self.relative),
+            *(
+                (values > bar, values, f"of the largest logit off among the likeliest {k}", bar)
+                for k, values, bar in among
+            ),
             (found.kl > self.kl, found.kl, "nats of KL", self.kl),
             (found.pearson < self.pearson, found.pearson, "Pearson", self.pearson),
             (found.margin > self.margin, found.margin, "logits of lead overturned", self.margin),
@@ -63,6 +71,14 @@ class Tolerance:
                 value=max(text["max_relative"] for text in found),
                 bar=self.relative,
             ),
+            *(
+                Figure(
+                    name=f"distance among the likeliest {k}",
+                    value=max(text[f"max_relative_top{k}"] for text in found),
+                    bar=bar,
+                )
+                for k, bar in self.top.items()
+            ),
             Figure(name="KL, nats", value=max(text["kl_max"] for text in found), bar=self.kl),
             Figure(
                 name="Pearson",
@@ -88,6 +104,7 @@ def tolerance(bars: Bars, golden: Golden, dtype: str) -> Tolerance:
         factor = bars.noise["factor"].value
         return Tolerance(
             relative=max(factor * noise.relative, exact.relative.value),
+            top={k: max(factor * noise.top[k], bar.value) for k, bar in exact.top.items()},
             kl=max(factor**2 * noise.kl, exact.kl.value),
             pearson=min(1 - factor**2 * (1 - noise.pearson), exact.pearson.value),
             margin=max(factor * noise.gap, exact.flip_margin.value * largest),
@@ -97,6 +114,7 @@ def tolerance(bars: Bars, golden: Golden, dtype: str) -> Tolerance:
     chosen = bars.logits[name]
     return Tolerance(
         relative=chosen.relative.value,
+        top={k: bar.value for k, bar in chosen.top.items()},
         kl=chosen.kl.value,
         pearson=chosen.pearson.value,
         margin=chosen.flip_margin.value * largest,

@@ -71,6 +71,7 @@ def test_what_is_recorded(made: Path) -> None:
     assert golden.provenance.producer["producer"].startswith("transformers ")
     noise = golden.provenance.noise
     assert noise is not None and 1e-4 < noise.relative < 0.2 and noise.gap > 0
+    assert 0 < noise.top[5] <= noise.top[50] <= noise.top[1000] <= noise.relative
 
 
 @pytest.mark.fault("nxdi-12-shared-oracle")
