@@ -2,7 +2,8 @@
 
 The lifeline is a pipe whose write end only the controller holds: when it closes, however the controller
 ended, the worker's whole group is killed. A worker that is stopped (SIGSTOP) cannot read it, so the kernel
-is asked too: it is killed with the process that forked it.
+is asked too: it is killed with the process that forked it. What that worker had started is left then, so a
+guard, a process beside the workers that does nothing else, kills their groups as well.
 """
 
 from __future__ import annotations
@@ -100,13 +101,17 @@ def _beat(beats: Connection) -> None:
 
 
 def _die_with_parent() -> None:
-    """Let the kernel kill this process with the forkserver, and the forkserver end with the controller.
-
-    A forked worker holds an end of the pipe that keeps its server alive, so that it could start more; a
-    stopped worker would hold it for ever.
-    """
+    """Let the kernel kill this process with the forkserver, which ends with the controller."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _let_server_end()
+
+
+def _let_server_end() -> None:
+    """Close this process's end of the pipe that keeps the forkserver alive.
+
+    A forked process holds one so that it could start more; a stopped one would hold it for ever.
+    """
     server: Any = multiprocessing.forkserver._forkserver
     alive = getattr(server, "_forkserver_alive_fd", None)
     if alive is not None:
@@ -119,3 +124,20 @@ def _end_with_controller(lifeline: Connection) -> None:
     with suppress(EOFError, OSError):
         lifeline.recv_bytes()
     os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def guard(groups: Connection) -> None:
+    """Keep a list of process groups, `+pid` and `-pid` a message; when the controller's end closes, kill them."""
+    with suppress(PermissionError):
+        os.setsid()
+    _let_server_end()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    kept: set[int] = set()
+    with suppress(EOFError, OSError):
+        while True:
+            message = groups.recv_bytes().decode()
+            (kept.add if message[0] == "+" else kept.discard)(int(message[1:]))
+    for pid in kept:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)

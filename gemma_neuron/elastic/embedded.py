@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from gemma_neuron.elastic.child import Pipes, serve
+from gemma_neuron.elastic.child import Pipes, guard, serve
 from gemma_neuron.elastic.engine import START_SECONDS, Outcome, WorkerHandle, WorkerSpec
 from gemma_neuron.elastic.faults import ReplicaDownError, WorkerDied, WorkerHung
 
@@ -61,6 +61,7 @@ class EmbeddedEngine:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(preload))
         self._workers: dict[WorkerHandle, _Worker] = {}
+        self._guard: tuple[BaseProcess, Connection] | None = None
         # Before multiprocessing's own exit handler, which waits for children instead of ending them.
         atexit.register(self.close)
 
@@ -78,6 +79,7 @@ class EmbeddedEngine:
         handle = WorkerHandle(spec, process.pid)
         worker = _Worker(process, calls, beats, lifeline, time.monotonic(), START_SECONDS)
         self._workers[handle] = worker
+        self._tell_guard(f"+{handle.pid}")
         outcome = self.wait([handle], START_SECONDS + POLL_SECONDS)
         if not outcome or outcome[0].fault is not None:
             self.kill(handle)
@@ -155,6 +157,18 @@ class EmbeddedEngine:
         worker.process.join(REAP_SECONDS)
         for pipe in (worker.calls, worker.beats, worker.lifeline):
             pipe.close()
+        self._tell_guard(f"-{handle.pid}")
+
+    def _tell_guard(self, message: str) -> None:
+        """Started with the first worker. Without it, lifelines still end all but what a stopped worker started."""
+        if self._guard is None:
+            theirs, ours = self._context.Pipe(duplex=False)
+            process = self._context.Process(target=guard, args=(theirs,), daemon=False)
+            process.start()
+            theirs.close()
+            self._guard = process, ours
+        with suppress(OSError):
+            self._guard[1].send_bytes(message.encode())
 
     def capacity(self) -> int:
         """Room under `limit`."""
@@ -164,6 +178,11 @@ class EmbeddedEngine:
         """End all workers at once."""
         for handle in list(self._workers):
             self.kill(handle)
+        if self._guard is not None:
+            process, groups = self._guard
+            groups.close()
+            process.join(REAP_SECONDS)
+            self._guard = None
         atexit.unregister(self.close)
 
 

@@ -32,7 +32,7 @@ def run(folder: Path, group: Path | None = None, **told: Any) -> tuple[dict[str,
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
             peak = max(peak, tree_bytes(process.pid))
-            time.sleep(0.02)
+            time.sleep(0.05)
         assert process.stdout is not None
         return json.loads(process.stdout.read()), peak
 

@@ -135,15 +135,18 @@ def test_a_killed_worker_takes_its_compilers_along(engine: Engine, tmp_path: Pat
 
 
 CONTROLLER = """
-import sys, time
+import os, pathlib, signal, sys, time
 from gemma_neuron.elastic.embedded import EmbeddedEngine
 from gemma_neuron.elastic.engine import WorkerSpec
 from tests.elastic import work
 if __name__ == "__main__":
     engine = EmbeddedEngine(preload=["tests.elastic.work"])
     busy, stopped = (engine.spawn(WorkerSpec(rank=i, name="w")) for i in range(2))
-    engine.call(busy, work.start_compiler, sys.argv[1])
-    engine.call(stopped, work.stop_self)
+    for worker in (busy, stopped):
+        engine.call(worker, work.start_compiler, f"{sys.argv[1]}-{worker.spec.rank}")
+    while not pathlib.Path(f"{sys.argv[1]}-1").exists():
+        time.sleep(0.02)
+    os.kill(stopped.pid, signal.SIGSTOP)
     print(busy.pid, stopped.pid, flush=True)
     time.sleep(600)
 """
@@ -160,7 +163,7 @@ def test_nothing_outlives_a_killed_controller(tmp_path: Path) -> None:
     )
     assert controller.stdout is not None
     pids = [int(text) for text in controller.stdout.readline().split()]
-    pids.append(_pid_in(tmp_path / "pid"))
+    pids += [_pid_in(tmp_path / f"pid-{rank}") for rank in range(2)]
     time.sleep(0.2)
     controller.kill()
     controller.communicate()
