@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -32,6 +32,8 @@ Expected = Callable[[int, int], Bytes]
 SOURCE_RECORD = "source.json"
 TENSOR_DIGESTS = "tensors"
 """In each file's entry of `source.json`: our name of a tensor → blake3 of the whole tensor's bytes."""
+FILE_HEADER, FILE_TENSORS = "header", "names"
+"""In the entry of a file whose every tensor is used, instead: its JSON header, and our names in the file's order."""
 PIECE_BYTES = 8 * 1024 * 1024
 JOINED_AXIS = {
     "whole": 0,
@@ -194,7 +196,34 @@ def _copies(placement: Placement, tp: int) -> list[tuple[int, ...]]:
 
 
 def recorded_digests(port: Port) -> dict[str, str]:
-    """Our name of each tensor → blake3 of its bytes in the checkpoint, as recorded at sharding."""
-    record = port.read_json(SOURCE_RECORD) or {}
-    entries = record.get("files", [])
+    """Our name of a tensor → blake3 of its bytes in the checkpoint, as recorded at sharding."""
+    entries = (port.read_json(SOURCE_RECORD) or {}).get("files", [])
     return {name: text for entry in entries for name, text in entry.get(TENSOR_DIGESTS, {}).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class WholeFile:
+    """A file of the checkpoint as recorded at sharding, all of whose tensors (`names`, in its order) are used."""
+
+    name: str
+    blake3: str
+    header: str
+    names: tuple[str, ...]
+
+    def is_made_up_by(self, wholes: Iterable[Whole]) -> bool:
+        """Whether header and tensors, these in the order of `names`, are the file's bytes."""
+        header = self.header.encode()
+        hasher = blake3(len(header).to_bytes(8, "little") + header, max_threads=blake3.AUTO)
+        for whole in wholes:
+            for _, data in whole.pieces():
+                hasher.update(data.data)
+        return hasher.hexdigest() == self.blake3
+
+
+def recorded_files(port: Port) -> list[WholeFile]:
+    """The files of `source.json` that have no digest a tensor."""
+    return [
+        WholeFile(e["name"], e["blake3"], e[FILE_HEADER], tuple(e[FILE_TENSORS]))
+        for e in (port.read_json(SOURCE_RECORD) or {}).get("files", [])
+        if FILE_HEADER in e
+    ]

@@ -1,13 +1,14 @@
 """`source.json`: every weights file a port was cut from, with its size and digests, taken while ranks are written.
 
 A file's entry stands there before the first rank is cut from it, first without digests: so a later run knows whether
-ranks that are there came from the same bytes. One pass over each file, and none where the entry still holds.
+ranks that are there came from the same bytes. One pass over each file, and none where the entry still holds. A file
+whose every tensor is used needs no digest a tensor: put together again, with its header, they have the file's own.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +19,7 @@ from blake3 import blake3
 from gemma_neuron.artifacts import CHUNK_BYTES, write_json_atomic
 from gemma_neuron.errors import PortMismatchError
 from gemma_neuron.port import Port
-from gemma_neuron.reassembly import SOURCE_RECORD, TENSOR_DIGESTS
+from gemma_neuron.reassembly import FILE_HEADER, FILE_TENSORS, SOURCE_RECORD, TENSOR_DIGESTS
 from gemma_neuron.sharding.cuts import TensorSource
 from gemma_neuron.sharding.source_files import SourceFiles, anonymous_memory
 
@@ -26,7 +27,7 @@ Entry = dict[str, Any]
 
 
 class SourceDigests:
-    """Digests of whole files and of each tensor in them, by a thread of its own while it is entered.
+    """Digests of whole files and of tensors in them, by a thread of its own while it is entered.
 
     `tensors`: our name → place. Entered, `ranks_are_of_these` says whether the ranks that are there are known to be
     cut from these bytes. Raises PortMismatchError when a file's bytes are no longer those the port was begun with, and
@@ -54,7 +55,7 @@ class SourceDigests:
             self.entries[path] = self._entry(path, known.get(path.name))
         if list(self.entries.values()) != list(known.values()):
             self._write()
-        pending = [path for path, entry in self.entries.items() if TENSOR_DIGESTS not in entry]
+        pending = [path for path, entry in self.entries.items() if "blake3" not in entry]
         if pending:
             self._work = self._pool.submit(self._digest_all, pending)
         return self
@@ -112,12 +113,13 @@ class SourceDigests:
             self._write()
 
     def _digests(self, path: Path) -> Entry:
-        """blake3 of the file and of each tensor in it, in one pass."""
+        """What the file's tensors can be checked against without it, in one pass over it."""
+        size, spans = self.files.states[path].bytes, sorted(self.tensors[path])
+        header = self._header(path, spans)
+        hashed = [] if header else [(*span[:2], blake3(max_threads=blake3.AUTO)) for span in spans]
         whole = blake3(max_threads=blake3.AUTO)
-        tensors = sorted(self.tensors[path])
-        hashers = {name: blake3(max_threads=blake3.AUTO) for _, _, name in tensors}
-        size, first = self.files.states[path].bytes, 0
         room = memoryview(anonymous_memory(CHUNK_BYTES))
+        first = 0
         for offset in range(0, size, CHUNK_BYTES):
             if self._stopped.is_set():
                 break
@@ -125,15 +127,35 @@ class SourceDigests:
             self.files.read_into(path, piece, offset)
             self.files.read_ahead(path, offset + CHUNK_BYTES, CHUNK_BYTES)
             whole.update(piece)
-            end = offset + len(piece)
-            while first < len(tensors) and tensors[first][1] <= offset:
+            while first < len(hashed) and hashed[first][1] <= offset:
                 first += 1
-            for start, stop, name in tensors[first:]:
-                if start >= end:
+            for start, stop, hasher in hashed[first:]:
+                if start >= offset + len(piece):
                     break
-                hashers[name].update(piece[max(0, start - offset) : stop - offset])
-        digests = {name: hasher.hexdigest() for name, hasher in sorted(hashers.items())}
-        return {"blake3": whole.hexdigest(), TENSOR_DIGESTS: digests}
+                hasher.update(piece[max(0, start - offset) : stop - offset])
+        names = [name for _, _, name in spans]
+        if header:
+            held: Entry = {FILE_HEADER: header.decode(), FILE_TENSORS: names}
+        else:
+            digests = (hasher.hexdigest() for _, _, hasher in hashed)
+            held = {TENSOR_DIGESTS: dict(sorted(zip(names, digests, strict=True)))}
+        return {"blake3": whole.hexdigest(), **held}
+
+    def _header(self, path: Path, spans: Sequence[tuple[int, int, str]]) -> bytes:
+        """The file's JSON header if it and the used tensors are all the file holds, else nothing."""
+        ends = [8 + self._header_bytes(path), *(stop for _, stop, _ in spans)]
+        if [start for start, _, _ in spans] != ends[:-1] or ends[-1] != self.files.states[
+            path
+        ].bytes:
+            return b""
+        room = bytearray(ends[0] - 8)
+        self.files.read_into(path, memoryview(room), 8)
+        return bytes(room)
+
+    def _header_bytes(self, path: Path) -> int:
+        room = bytearray(8)
+        self.files.read_into(path, memoryview(room), 0)
+        return int.from_bytes(room, "little")
 
     def _write(self) -> None:
         write_json_atomic(self.port.path / SOURCE_RECORD, {"files": list(self.entries.values())})

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gemma_neuron.artifacts import digest_bytes
 from gemma_neuron.errors import IntegrityError, PortMismatchError
+from gemma_neuron.reassembly import TensorFile, recorded_digests, recorded_files, wholes
 from tests.sharding.shards import cut_port
-from tests.tiny import read_safetensors, write_tiny_gemma4
+from tests.tiny import read_safetensors, write_safetensors, write_tiny_gemma4
 
 
 def test_orig_02_layer_scalar_is_in_every_rank_file(tmp_path: Path) -> None:
@@ -63,3 +65,26 @@ def test_source_record_names_every_large_file(tmp_path: Path) -> None:
     (entry,) = json.loads((port.path / "source.json").read_text())["files"]
     assert entry["name"] == "model.safetensors"
     assert entry["bytes"] == (source / "model.safetensors").stat().st_size
+
+
+def test_a_port_knows_its_source_without_it(tmp_path: Path) -> None:
+    """A file that is used whole is made up again from the ranks; of one with tensors left out, each tensor is known."""
+    source = write_tiny_gemma4(tmp_path / "source")
+    port = cut_port(source, tmp_path / "port", 2)
+    (file,) = recorded_files(port)
+    assert not recorded_digests(port)
+    ranks = [TensorFile(port.rank_file(rank)) for rank in range(2)]
+    parts = [next(wholes(port.plan.parameter(name), ranks, 2)) for name in file.names]
+    assert file.is_made_up_by(parts)
+    assert not file.is_made_up_by([*parts[1:], parts[0]])
+    tensors = read_safetensors(source / "model.safetensors")
+    tensors["model.vision_tower.weight"] = ("BF16", (2,), b"more")
+    write_safetensors(source / "model.safetensors", tensors)
+    other = cut_port(source, tmp_path / "other", 2)
+    assert not recorded_files(other)
+    digests = recorded_digests(other)
+    assert digests.keys() == {p.name for p in other.plan.parameters if not p.derived}
+    for name, digest in digests.items():
+        assert digest == digest_bytes(tensors["model.language_model." + name][2])
+    for rank in ranks:
+        rank.close()

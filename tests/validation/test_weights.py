@@ -9,8 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gemma_neuron.artifacts import write_json_atomic
 from gemma_neuron.port import Port
-from gemma_neuron.reassembly import SOURCE_RECORD
+from gemma_neuron.reassembly import (
+    FILE_HEADER,
+    FILE_TENSORS,
+    SOURCE_RECORD,
+    TENSOR_DIGESTS,
+    TensorFile,
+)
 from gemma_neuron.reports import LevelResult
 from gemma_neuron.validation.validator import Options, validate
 from tests.tiny import write_tiny_gemma4
@@ -136,3 +143,22 @@ def test_damaged_file(port: Port, source: Path) -> None:
 def test_nothing_to_compare_with(port: Port) -> None:
     (port.path / SOURCE_RECORD).unlink()
     assert judged(port, None).status == "not-run"
+
+
+def test_without_the_checkpoint_its_files_are_made_up_again(port: Port, source: Path) -> None:
+    """As `shard` records a file all of whose tensors are used: by its own digest alone."""
+    record = port.read_json(SOURCE_RECORD)
+    assert record is not None
+    with TensorFile(source / "model.safetensors") as file:
+        names = sorted(file.tensors, key=lambda name: file.tensors[name].start)
+        header = file.path.read_bytes()[8 : file.tensors[names[0]].start].decode()
+    (entry,) = record["files"]
+    entry.pop(TENSOR_DIGESTS)
+    own = [name.removeprefix("model.language_model.") for name in names]
+    entry |= {FILE_HEADER: header, FILE_TENSORS: own}
+    write_json_atomic(port.path / SOURCE_RECORD, record)
+    result = judged(port, None)
+    assert result.status == "pass" and result.detail["tensors_compared"] == len(own)
+    for rank in range(4):
+        rewrite(port, rank, lose_buffer)
+    assert "model.safetensors: the ranks' tensors are not" in judged(port, None).reason

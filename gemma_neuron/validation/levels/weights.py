@@ -17,7 +17,15 @@ import numpy as np
 
 from gemma_neuron.errors import IntegrityError
 from gemma_neuron.models.registry import read_parameter_table
-from gemma_neuron.reassembly import Bytes, TensorFile, Whole, recorded_digests, wholes
+from gemma_neuron.reassembly import (
+    Bytes,
+    TensorFile,
+    Whole,
+    WholeFile,
+    recorded_digests,
+    recorded_files,
+    wholes,
+)
 from gemma_neuron.reports import LevelResult
 from gemma_neuron.validation.context import LevelContext, from_problems, result
 
@@ -42,6 +50,8 @@ def run(context: LevelContext) -> LevelResult:
             known = _checkpoint(context.checkpoint, port.geometry, stack)
             judged = _Judged(files, known, recorded_digests(port), [], [])
             checked = sum(judged.compares(p, port.geometry) for p in plan.parameters)
+            if not known:
+                checked += judged.compares_files(recorded_files(port), plan.parameters)
     except IntegrityError as error:
         return from_problems(LEVEL, [error.message], "", {})
     return _report(context, judged.problems, checked, judged.buffers, bool(known))
@@ -133,6 +143,20 @@ class _Judged:
                 self.problems.append(f"{difference}: another copy than rank {first.ranks[0]}'s")
                 return False
         return self._compares_whole(parameter, first)
+
+    def compares_files(
+        self, recorded: Sequence[WholeFile], parameters: tuple[PlannedParameter, ...]
+    ) -> int:
+        """How many tensors the checkpoint's files, made up again and digested, were found to have."""
+        planned = {p.name: p for p in parameters}
+        for file in recorded:
+            lacking = [name for name in file.names if name not in planned]
+            mine = (next(wholes(planned[n], self.files, len(self.files))) for n in file.names)
+            if lacking or not file.is_made_up_by(mine):
+                self.problems.append(
+                    f"{file.name}: the ranks' tensors are not those of the file that was sharded"
+                )
+        return sum(len(file.names) for file in recorded)
 
     def _compares_whole(self, parameter: PlannedParameter, whole: Whole) -> bool:
         name = parameter.name
