@@ -86,6 +86,7 @@ def limited() -> Iterator[Path]:
     group.rmdir()
 
 
+@pytest.mark.fault("cc-01-f137")
 def test_the_kernels_killer_is_named_and_the_unit_is_built_alone(
     tmp_path: Path, limited: Path
 ) -> None:
