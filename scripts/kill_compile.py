@@ -213,7 +213,7 @@ def differences(port: Path, reference: Undisturbed, facts: dict[str, Any]) -> li
         if found[name] != getattr(reference, name)
     ]
     built = Counter(line["unit"] for line in Port(port).ledger() if line["outcome"] == "built")
-    if built != Counter(reference.keys):
+    if built != Counter(list(reference.keys)):
         problems.append(f"built lines: {dict(built)}")
     starts = sum(line["event"] == "worker_started" for line in events(port))
     facts["begun_again"] = starts - len(reference.keys)

@@ -133,7 +133,7 @@ class HostMemory:
     def refusal(self, unit: RunningUnit, how: str) -> DoesNotFitError:
         """The error for a unit that does not fit even alone."""
         return DoesNotFitError(
-            f"Compiling {unit.name} alone took {unit.peak_bytes:,} bytes of host memory when it was {how}; "
-            f"{self.budget.bytes:,} may be used ({self.budget.origin}).",
+            f"Compiling {unit.name} alone took {unit.peak_bytes:,} bytes of host memory, {self.peak_bytes:,} with the "
+            f"process that watches it, when it was {how}; {self.budget.bytes:,} may be used ({self.budget.origin}).",
             "Leave out the longer --buckets, or compile on a host with more memory and say so by --host-memory.",
         )
