@@ -18,7 +18,8 @@ TONES = {
     "pass": "good", "not-run": "open", "not-applicable": "open",
 }  # fmt: skip
 """Of verdicts and of levels; any other is bad."""
-TITLE = 90
+SHOWN = 70
+"""Characters of a question or answer in its line."""
 
 
 def content(report: ValidationReport) -> dict[str, Any]:
@@ -61,17 +62,18 @@ def transcript(report: ValidationReport) -> Iterator[dict[str, Any]]:
             "name": name,
             "kind": judged["kind"],
             "asked": judged["asked"],
-            "title": _title(judged),
+            "title": _line(judged["asked"][-1].get("content", "") if judged["asked"] else ""),
+            "answer": _line(judged["text"]),
             "expected": judged["expected"],
             "said": [(who, answer) for who, answer in said if answer is not None],
             "fine": judged["right"] and not judged["problems"],
         }
 
 
-def _title(judged: dict[str, Any]) -> str:
-    """The last thing asked, in one line."""
-    last = str(judged["asked"][-1].get("content", "")) if judged["asked"] else ""
-    return last if len(last) <= TITLE else last[:TITLE] + "…"
+def _line(text: object) -> str:
+    """The beginning of a text, on one line."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= SHOWN else line[:SHOWN] + "…"
 
 
 def _level(item: LevelResult) -> dict[str, Any]:

@@ -153,10 +153,13 @@ def _bar(axes: Axes, value: float | None) -> None:
 
 def _finish(axes: Axes, x: str, y: str) -> None:
     """A logarithmic axis with plain numbers, labels, and the legend above the data."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
+    low, high = axes.get_ylim()
+    steps = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
+    axes.yaxis.set_major_locator(LogLocator(subs=steps))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(axis="y", color=FAINT, linewidth=0.4, alpha=0.6)
     axes.set_xlabel(x)
