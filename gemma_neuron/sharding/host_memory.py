@@ -25,8 +25,9 @@ from gemma_neuron.sharding.placement import place
 SHARD_BASE_BYTES = 192 * 2**20
 """Interpreter, libraries and tables of a `shard` process: 150 to 175 MiB of anonymous memory were measured (torch
 2.13, demo model and a 3 GB slice). Nothing of it grows with the model but its list of tensors."""
-SHARD_CHUNKS = 4
-"""Pieces of `CHUNK_BYTES` alive at once while a tensor is cut: read, rearranged, hashed, written."""
+SHARD_CHUNKS = 6
+"""Pieces of `CHUNK_BYTES` alive at once: four on their way into a rank file, one of the source that is digested, and
+less than one to pick rows apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
