@@ -20,10 +20,16 @@ from gemma_neuron.errors import GemmaNeuronError
 from gemma_neuron.machine import HostBudget
 from tests.compilation.units import Unit, build
 
+PATIENCE_SECONDS = 60.0
+"""Nothing here is meant to hang, however loaded the machine is."""
+
 
 def main(folder: Path, told: dict[str, Any]) -> dict[str, Any]:
     """`blind`: control groups are not looked at, so that the kernel acts first."""
-    units = [Unit(folder, name, tuple(tries)) for name, (_, *tries) in told["units"].items()]
+    units = [
+        Unit(folder, name, tuple(tries), silence=PATIENCE_SECONDS)
+        for name, (_, *tries) in told["units"].items()
+    ]
     predicted = {name: mib << 20 for name, (mib, *_) in told["units"].items()}
     budget = HostBudget(told["budget"] << 20, "the test")
     memory = HostMemory(budget, predicted, groups=() if told["blind"] else None)

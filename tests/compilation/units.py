@@ -11,7 +11,7 @@ from pathlib import Path
 from gemma_neuron.elastic.engine import WorkerContext
 from gemma_neuron.errors import CompileError, CompilerFaultError
 
-SILENCE = 1.5
+SILENCE = 2.5
 """Seconds without a heartbeat that count as hung here."""
 PIECE_MIB = 4
 
@@ -23,6 +23,7 @@ class Unit:
     folder: Path
     name: str
     tries: tuple[str, ...] = ("",)
+    silence: float = SILENCE
 
     @property
     def log(self) -> Path:
@@ -39,7 +40,7 @@ def build(context: WorkerContext, unit: Unit) -> str:
     before = unit.starts
     with (unit.folder / f"{unit.name}.starts").open("a") as file:
         file.write("x")
-    context.phase("compiling", SILENCE)
+    context.phase("compiling", unit.silence)
     for step in unit.tries[min(before, len(unit.tries) - 1)].split("; "):
         what, _, amount = step.partition(" ")
         if what == "after":
