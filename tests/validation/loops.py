@@ -1,16 +1,25 @@
-"""Made loops for the degenerate-output detector to find: of every period, after good text of several lengths."""
+"""Loops for the degenerate-output detector to find: made ones of every period, and ones a real model fell into.
+
+The real ones: greedy decoding of Gemma 3 270M by stock transformers, float32, in tests/data/greedy-270m.jsonl: a line
+a prompt with the generated ids. `scripts/check-degenerate --generate DIR` makes the file anew.
+"""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from gemma_neuron.tokenizer import Tokenizer
-from gemma_neuron.validation.degenerate import repeats_needed
+from gemma_neuron.validation.degenerate import LONGEST_PERIOD, repeats_needed
 
+REAL = Path(__file__).parents[1] / "data" / "greedy-270m.jsonl"
 PREFIXES = (0, 20, 100, 400)
 """Good tokens before a made loop."""
+STEP = 8
+"""A real loop is judged every so many tokens from where it is long enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +59,40 @@ def layout_loops(tokenizer: Tokenizer, good: Sequence[int]) -> Iterator[Loop]:
         if token is not None:
             yield Loop(f"layout {mark!r} alone", 1, (token,) * 48)
             yield Loop(f"layout {mark!r} after text", 1, (*good[:100], *[token] * 240))
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One greedy continuation. `cycle`: (period, first token of it) when it ends in exact repetition."""
+
+    prompt: str
+    ids: tuple[int, ...]
+    cycle: tuple[int, int] | None
+
+
+def real_generations(path: Path = REAL) -> list[Generation]:
+    """Every continuation of the file, in its order."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [Generation(line["prompt"], tuple(line["ids"]), cycle_of(line["ids"])) for line in lines]
+
+
+def cycle_of(ids: Sequence[int]) -> tuple[int, int] | None:
+    """(period, start) of the exact repetition a text ends in: three rounds of it, and a quarter of the text."""
+    for period in range(1, LONGEST_PERIOD + 1):
+        same = 0
+        while same < len(ids) - period and ids[-1 - same] == ids[-1 - same - period]:
+            same += 1
+        if same >= max(2 * period, len(ids) // 4):
+            return period, len(ids) - same - period
+    return None
+
+
+def real_loops(generations: Sequence[Generation]) -> Iterator[Loop]:
+    """Each looping continuation cut every STEP tokens from where three rounds, or a round and 64 tokens, are there."""
+    for number, item in enumerate(generations):
+        if item.cycle is None:
+            continue
+        period, start = item.cycle
+        first = start + period + repeats_needed(period)
+        for end in range(first, len(item.ids) + 1, STEP):
+            yield Loop(f"real {number} {end}", period, item.ids[:end])

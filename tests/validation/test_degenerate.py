@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from gemma_neuron.demo import demo_folder
 from gemma_neuron.tokenizer import Tokenizer
 from gemma_neuron.validation.degenerate import LONGEST_PERIOD, degenerate, entropy_bits
-from tests.validation.loops import made_loops
+from tests.validation.loops import made_loops, real_generations, real_loops
 from tests.validation.ordinary_text import QUICK, pieces
 
 PROSE = """The moon goes around the earth, and the earth goes around the sun. It takes one year, or a
@@ -45,6 +46,16 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_folder(demo_folder())
 
 
+class Wordless(Tokenizer):
+    """Knows no text: every token counts as one with letters."""
+
+    def __init__(self) -> None:
+        pass
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return ""
+
+
 @pytest.mark.parametrize(
     "text", [PROSE, CODE, LIST, TABLE, POEM], ids=["prose", "code", "list", "table", "poem"]
 )
@@ -63,6 +74,15 @@ def test_text_of_this_machine_passes(tokenizer: Tokenizer) -> None:
 def test_loops_of_every_period_are_found(tokenizer: Tokenizer) -> None:
     for loop in made_loops(tokenizer, tokenizer.encode(PROSE), range(1, LONGEST_PERIOD + 1, 11)):
         assert "loop of period" in str(degenerate(loop.ids, tokenizer)), loop.name
+
+
+def test_loops_of_a_real_model_are_found() -> None:
+    """Gemma 3 270M under greedy decoding, replayed."""
+    generations = real_generations()
+    assert sum(item.cycle is not None for item in generations) >= 10
+    loops = list(real_loops(generations))
+    missed = [loop.name for loop in loops if degenerate(loop.ids, Wordless()) is None]
+    assert len(missed) < len(loops) / 100, missed
 
 
 def test_layout_is_measured_in_characters(tokenizer: Tokenizer) -> None:
