@@ -8,6 +8,7 @@ config.json does not say what the model is; everything else is a finding.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gemma_neuron.checkpoint.formats import format_findings, tensor_findings
@@ -26,6 +27,7 @@ from gemma_neuron.models.registry import (
     read_parameter_table,
 )
 from gemma_neuron.parameters import ParameterTable
+from gemma_neuron.regular_files import FileState
 from gemma_neuron.reports import AuditReport, Finding, FindingKind, TensorCounts
 
 OTHER_FORMATS = ("adapter", "quantised", "unsafe-format")
@@ -47,6 +49,11 @@ class Audit:
         require_ok(self.report)
         assert self.ledger is not None
         return self.ledger.used
+
+    @property
+    def states(self) -> dict[Path, FileState]:
+        """The files those places lie in, as they were when their headers were read."""
+        return {entry.file: self.index.states[entry.file] for entry in self.tensors().values()}
 
 
 def audit(

@@ -15,6 +15,7 @@ from typing import Any
 from gemma_neuron.checkpoint.reading import BadJsonError, parse_json
 from gemma_neuron.checkpoint.storage import OpenFile
 from gemma_neuron.names import LONGEST_NAME, is_plain_name
+from gemma_neuron.regular_files import FileState
 from gemma_neuron.reports import Finding, FindingKind
 
 HEADER_LIMIT = 100_000_000
@@ -50,29 +51,33 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """What one file's header says; `raw` are the header's own bytes (for the digest)."""
+    """What one file's header says; `raw` are the header's own bytes (for the digest).
+
+    `state`: the file's before the header was read; None of a file elsewhere.
+    """
 
     file: Path
     size: int
     raw: bytes
     tensors: tuple[TensorEntry, ...]
     findings: tuple[Finding, ...]
+    state: FileState | None
 
 
 def read_header(opened: OpenFile, file: Path) -> FileHeader:
     """Header of an open file, named `file` in findings."""
-    size = opened.size
+    size, state = opened.size, opened.state
     start = opened.read(64, 0)
     problem = _start_problem(start, size, file.name)
     if problem is not None:
-        return FileHeader(file, size, start, (), (problem,))
+        return FileHeader(file, size, start, (), (problem,), state)
     length = int.from_bytes(start[:8], "little")
     raw = opened.read(length, 8)
     if len(raw) < length:  # cut while it was read
         short = _finding("truncated-file", f"ends inside its header of {length:,} bytes", file.name)
-        return FileHeader(file, size, raw, (), (short,))
+        return FileHeader(file, size, raw, (), (short,), state)
     tensors, findings = _Parser(file, 8 + length, size).parse(raw)
-    return FileHeader(file, size, raw, tensors, findings)
+    return FileHeader(file, size, raw, tensors, findings, state)
 
 
 def _finding(kind: FindingKind, what: str, file: str, tensor: str = "") -> Finding:

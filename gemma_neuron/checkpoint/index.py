@@ -6,15 +6,17 @@ Nothing is raised for what a file says; findings are collected so that one run s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemma_neuron.checkpoint.findings import FindingList
 from gemma_neuron.checkpoint.header import FileHeader, TensorEntry, read_header
-from gemma_neuron.checkpoint.reading import BadJsonError, RefusedFileError
+from gemma_neuron.checkpoint.reading import BadJsonError
 from gemma_neuron.checkpoint.selection import (
     INDEX_LIMIT,
     INDEX_NAME,
@@ -25,6 +27,7 @@ from gemma_neuron.checkpoint.selection import (
 from gemma_neuron.checkpoint.source import Source
 from gemma_neuron.checkpoint.storage import OpenFile, read_json_object
 from gemma_neuron.errors import CheckpointError
+from gemma_neuron.regular_files import VANISHED, FileState, RefusedFileError, changed, require_same
 from gemma_neuron.reports import Finding, FindingKind
 
 if TYPE_CHECKING:
@@ -69,15 +72,36 @@ class CheckpointIndex:
         for header in sorted(self.headers, key=lambda h: h.file.name):
             hasher.update(f"{header.file.name}\n{header.size}\n{len(header.raw)}\n".encode())
             hasher.update(header.raw)
-            with self.source.files.opened(header.file.name) as file:
+            with self.opened(header.file.name) as file:
                 for entry in header.tensors:
                     hasher.update(file.read(min(entry.bytes, SAMPLE_BYTES), entry.start))
         return hasher.hexdigest()
 
+    @cached_property
+    def states(self) -> dict[Path, FileState]:
+        """Each file as it was when its header was read; without those that are not on this machine."""
+        return {h.file: h.state for h in self.headers if h.state is not None}
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[OpenFile]:
+        """A file whose header was read. Raises SourceChangedError when it is no longer that file."""
+        path = self.source.folder / name
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(self.source.files.opened(name))
+            except FileNotFoundError as error:
+                raise changed(path, VANISHED) from error
+            except RefusedFileError as error:
+                raise changed(path, error.message.rstrip(".")) from error
+            now = file.state
+            if now is not None and path in self.states:
+                require_same(path, self.states[path], now)
+            yield file
+
     def read_bytes(self, entry: TensorEntry, offset: int = 0, count: int | None = None) -> bytes:
         """A tensor's bytes, or `count` of them from `offset`."""
         count = entry.bytes - offset if count is None else min(count, entry.bytes - offset)
-        with self.source.files.opened(entry.file.name) as file:
+        with self.opened(entry.file.name) as file:
             return exactly(file, count, entry, offset)
 
     def read_values(self, entry: TensorEntry) -> NDArray[np.float32] | NDArray[np.float64]:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from gemma_neuron.chat import FAMILIES, stop_token_ids
-from gemma_neuron.checkpoint.reading import BadJsonError, RefusedFileError
+from gemma_neuron.checkpoint.reading import BadJsonError
 from gemma_neuron.checkpoint.source import (
     SMALL_FILE_LIMIT,
     Source,
@@ -29,6 +29,7 @@ from gemma_neuron.checkpoint.token_ids import (
 )
 from gemma_neuron.errors import GemmaNeuronError, TemplateError
 from gemma_neuron.geometry import ModelGeometry
+from gemma_neuron.regular_files import RefusedFileError
 from gemma_neuron.reports import Finding, FindingKind, Severity
 from gemma_neuron.template import ChatTemplate, Origin, load_template
 

@@ -15,7 +15,6 @@ from pydantic import TypeAdapter, ValidationError
 from gemma_neuron.checkpoint.findings import FindingList
 from gemma_neuron.checkpoint.header import FileHeader, TensorEntry, read_header
 from gemma_neuron.checkpoint.index import CheckpointIndex
-from gemma_neuron.checkpoint.reading import RefusedFileError
 from gemma_neuron.checkpoint.scan import Progress, scan_values
 from gemma_neuron.checkpoint.source import Source
 from gemma_neuron.checkpoint.storage import LocalFiles
@@ -23,6 +22,7 @@ from gemma_neuron.checkpoint.values import LARGEST_BUFFER, to_float
 from gemma_neuron.errors import IntegrityError, PortIncompleteError
 from gemma_neuron.plan import PlannedParameter
 from gemma_neuron.port import Port
+from gemma_neuron.regular_files import RefusedFileError
 from gemma_neuron.reports import (
     AuditReport,
     BufferValues,

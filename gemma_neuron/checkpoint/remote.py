@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from gemma_neuron.checkpoint.reading import BadJsonError, RefusedFileError
+from gemma_neuron.checkpoint.reading import BadJsonError
 from gemma_neuron.checkpoint.selection import (
     ADAPTER_CONFIG_NAME,
     CONFIG_NAME,
@@ -27,6 +27,7 @@ from gemma_neuron.checkpoint.source import SMALL_FILE_LIMIT, Source
 from gemma_neuron.checkpoint.storage import LocalFiles, OpenFile, read_json_object
 from gemma_neuron.errors import CheckpointError, IntegrityError, SourceNotFoundError
 from gemma_neuron.names import is_plain_file_name
+from gemma_neuron.regular_files import RefusedFileError
 from gemma_neuron.transfer import Progress, require_room
 
 Tell = Callable[[str], None]

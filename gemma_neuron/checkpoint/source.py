@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gemma_neuron.checkpoint.reading import BadJsonError, RefusedFileError
+from gemma_neuron.checkpoint.reading import BadJsonError
 from gemma_neuron.checkpoint.selection import (
     ADAPTER_CONFIG_NAME,
     CONFIG_NAME,
@@ -21,6 +21,7 @@ from gemma_neuron.checkpoint.selection import (
 )
 from gemma_neuron.checkpoint.storage import FileStore, LocalFiles, read_json_object, read_small
 from gemma_neuron.errors import CheckpointError, ConfigError, SourceNotFoundError, UsageError
+from gemma_neuron.regular_files import RefusedFileError
 
 CONFIG_LIMIT = 4 * 1024 * 1024
 SMALL_FILE_LIMIT = 128 * 1024 * 1024

@@ -12,13 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from gemma_neuron.checkpoint.reading import (
-    BadJsonError,
-    RefusedFileError,
-    opened,
-    parse_json,
-    pread_exactly,
-)
+from gemma_neuron.checkpoint.reading import BadJsonError, parse_json, pread_exactly
+from gemma_neuron.regular_files import FileState, RefusedFileError, opened
 
 
 class OpenFile(Protocol):
@@ -27,6 +22,10 @@ class OpenFile(Protocol):
     @property
     def size(self) -> int:
         """Bytes."""
+
+    @property
+    def state(self) -> FileState | None:
+        """As the file is now; None of one that is read across the network."""
 
     def read(self, count: int, offset: int) -> bytes:
         """`count` bytes at `offset`, fewer only where the file ends."""
@@ -53,13 +52,17 @@ class LocalFile:
     handle: int
     size: int
 
+    @property
+    def state(self) -> FileState:
+        return FileState.of(self.handle)
+
     def read(self, count: int, offset: int) -> bytes:
         return pread_exactly(self.handle, count, offset)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalFiles:
-    """A folder: only regular files inside it are opened (`reading.opened`)."""
+    """A folder: only regular files inside it are opened (`regular_files.opened`)."""
 
     folder: Path
     remote = False

@@ -46,7 +46,7 @@ def to_float(data: bytes, dtype: str) -> NDArray[np.float32] | NDArray[np.float6
 
 def pieces(index: CheckpointIndex, entry: TensorEntry, step: int = 1) -> Iterator[bytes]:
     """A tensor's bytes in pieces of at most PIECE_BYTES; every `step`-th of them."""
-    with index.source.files.opened(entry.file.name) as file:
+    with index.opened(entry.file.name) as file:
         for offset in range(0, entry.bytes, PIECE_BYTES * step):
             count = min(PIECE_BYTES, entry.bytes - offset)
             yield exactly(file, count, entry, offset)
@@ -55,7 +55,7 @@ def pieces(index: CheckpointIndex, entry: TensorEntry, step: int = 1) -> Iterato
 def spots(index: CheckpointIndex, entry: TensorEntry) -> Iterator[bytes]:
     """SPOTS short stretches of a tensor, evenly spread; all of it where it is not longer than they are."""
     step = max(entry.bytes // SPOTS, SPOT_BYTES)
-    with index.source.files.opened(entry.file.name) as file:
+    with index.opened(entry.file.name) as file:
         for offset in range(0, entry.bytes, step):
             yield exactly(file, min(SPOT_BYTES, entry.bytes - offset), entry, offset)
 

@@ -193,6 +193,7 @@ class _RangeFile:
     source: S3Folder
     name: str
     size: int
+    state = None
 
     def read(self, count: int, offset: int) -> bytes:
         count = max(0, min(count, self.size - offset))

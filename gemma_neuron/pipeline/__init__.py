@@ -275,6 +275,7 @@ def _shard(prepared: Prepared, progress: Progress | None) -> ShardedCheckpoint:
         prepared.audit.geometry,
         prepared.plan,
         prepared.audit.tensors(),
+        prepared.audit.states,
         str(prepared.source),
         progress,
     )
@@ -291,6 +292,7 @@ def _verified(prepared: Prepared, progress: Progress | None) -> int:
         prepared.audit.geometry,
         prepared.plan,
         prepared.audit.tensors(),
+        prepared.audit.states,
         progress,
     )
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 
-from gemma_neuron.errors import EnvironmentProblem, SourceChangedError
+from gemma_neuron.errors import EnvironmentProblem
+from gemma_neuron.regular_files import VANISHED, FileState, changed, require_same, still_opened
 from gemma_neuron.sharding.cuts import Cut
 
 SHORT_STRIDE = 16 * 1024
@@ -25,36 +26,22 @@ SCRATCH_BYTES = 2 * 1024 * 1024
 READ_AHEAD_BYTES = 64 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class FileState:
-    """What changes when a file's bytes do."""
-
-    bytes: int
-    mtime_ns: int
-    inode: int
-    device: int
-
-    @classmethod
-    def of(cls, path: Path) -> FileState:
-        found = path.stat()
-        return cls(found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev)
-
-
 class SourceFiles:
-    """Open files by path. Every method raises SourceChangedError or EnvironmentProblem (a read error)."""
+    """Open files by path, each the one it was when its header was read (`states`).
 
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self.states: dict[Path, FileState] = {}
+    Every method raises SourceChangedError or EnvironmentProblem (a read error).
+    """
+
+    def __init__(self, states: Mapping[Path, FileState]) -> None:
+        self.states = dict(states)
         self._handles: dict[Path, int] = {}
         self._scratch = memoryview(anonymous_memory(SCRATCH_BYTES))
-        self._ahead = (Path(), 0)
-        try:
-            for path in sorted(set(paths)):
-                self.states[path] = FileState.of(path)
-                self._handles[path] = os.open(path, os.O_RDONLY)
-        except OSError as error:
-            self.close()
-            raise _unreadable(error.filename or "a weights file", 0, error) from error
+        self._open = ExitStack()
+        with self._open:
+            for path, state in sorted(self.states.items()):
+                opened = still_opened(path, path.parent, state)
+                self._handles[path] = self._open.enter_context(opened)
+            self._open = self._open.pop_all()
 
     def __enter__(self) -> SourceFiles:
         return self
@@ -68,18 +55,16 @@ class SourceFiles:
         self.close()
 
     def close(self) -> None:
-        while self._handles:
-            os.close(self._handles.popitem()[1])
+        self._open.close()
 
     def require_unchanged(self, paths: Iterable[Path] | None = None) -> None:
-        """Size, time and identity of the files (of all of them by default) are what they were when opened."""
+        """The files (all of them by default) are still those of `states`."""
         for path in self.states if paths is None else paths:
             try:
                 found = FileState.of(path)
             except OSError as error:
-                raise _changed(path, f"it cannot be found any more ({error.strerror})") from error
-            if found != self.states[path]:
-                raise _changed(path, _difference(self.states[path], found))
+                raise changed(path, f"{VANISHED} ({error.strerror})") from error
+            require_same(path, self.states[path], found)
 
     def read_into(self, path: Path, view: memoryview, offset: int) -> None:
         """Fill `view` with the bytes at `offset`."""
@@ -90,7 +75,7 @@ class SourceFiles:
             except OSError as error:
                 raise _unreadable(path, offset + done, error) from error
             if not count:
-                raise _changed(path, f"it ended at byte {offset + done:,} while it was read")
+                raise changed(path, f"it ended at byte {offset + done:,} while it was read")
             done += count
 
     def read_ahead(self, path: Path, offset: int, count: int) -> None:
@@ -132,21 +117,6 @@ class SourceFiles:
 def anonymous_memory(count: int) -> mmap.mmap:
     """Page-aligned memory of this process alone, as unbuffered writing needs it."""
     return mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-
-def _difference(before: FileState, now: FileState) -> str:
-    if before.bytes != now.bytes:
-        return f"it had {before.bytes:,} bytes and has {now.bytes:,}"
-    if (before.inode, before.device) != (now.inode, now.device):
-        return "another file has taken its place"
-    return "it was written to"
-
-
-def _changed(path: Path, how: str) -> SourceChangedError:
-    return SourceChangedError(
-        f"{path} changed while ranks were cut from it: {how}.",
-        "Restore the checkpoint and run the same command again; committed ranks stay.",
-    )
 
 
 def _unreadable(path: Path | str, offset: int, error: OSError) -> EnvironmentProblem:

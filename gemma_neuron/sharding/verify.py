@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from gemma_neuron.geometry import ModelGeometry
 from gemma_neuron.plan import PlannedParameter, ShardPlan
 from gemma_neuron.port import Port
 from gemma_neuron.reassembly import Bytes, Difference, TensorFile, Whole, wholes
+from gemma_neuron.regular_files import FileState
 from gemma_neuron.sharding.cuts import TensorSource
 from gemma_neuron.sharding.source_files import SourceFiles
 from gemma_neuron.sharding.writer import Progress, derived_bytes
@@ -25,6 +27,7 @@ def verify_ranks(
     geometry: ModelGeometry,
     plan: ShardPlan,
     sources: Mapping[str, TensorSource],
+    states: Mapping[Path, FileState],
     progress: Progress | None = None,
 ) -> int:
     """Compare every tensor of every rank with the checkpoint; how many tensors were compared.
@@ -34,7 +37,7 @@ def verify_ranks(
     """
     found: list[Difference] = []
     with ExitStack() as stack:
-        files = stack.enter_context(SourceFiles(source.file for source in sources.values()))
+        files = stack.enter_context(SourceFiles(states))
         ranks = [stack.enter_context(TensorFile(port.rank_file(rank))) for rank in range(plan.tp)]
         if progress is not None:
             progress.begin("verify", sum(t.bytes for r in ranks for t in r.tensors.values()))

@@ -22,6 +22,7 @@ from gemma_neuron.geometry import ModelGeometry
 from gemma_neuron.plan import PlannedParameter, ShardPlan
 from gemma_neuron.port import Port
 from gemma_neuron.reassembly import TensorFile
+from gemma_neuron.regular_files import FileState
 from gemma_neuron.sharding.cuts import ITEM_BYTES, TensorSource, cut_of
 from gemma_neuron.sharding.outlet import Outlet, Pieces
 from gemma_neuron.sharding.source_files import SourceFiles
@@ -65,17 +66,20 @@ def write_ranks(
     geometry: ModelGeometry,
     plan: ShardPlan,
     sources: Mapping[str, TensorSource],
+    states: Mapping[Path, FileState],
     seen_at: str,
     progress: Progress | None = None,
 ) -> ShardedCheckpoint:
     """Write every rank that is not committed, and `source.json`; `seen_at` says where the source lies.
+
+    `states`: the files of `sources` as they were when they were audited.
 
     Raises IntegrityError, EnvironmentProblem (disk, read error), PortMismatchError or SourceChangedError.
     """
     port.weights_folder.mkdir(parents=True, exist_ok=True)
     tensors = rank_tensors(plan, sources)
     with (
-        SourceFiles(tensor.file for tensor in sources.values()) as files,
+        SourceFiles(states) as files,
         SourceDigests(port, files, sources, seen_at) as digests,
     ):
         missing = _missing(port, plan.tp, progress)

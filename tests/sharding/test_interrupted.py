@@ -18,6 +18,7 @@ import pytest
 from gemma_neuron.errors import DiskFullError, EnvironmentProblem, SourceChangedError
 from gemma_neuron.port import Port
 from gemma_neuron.reassembly import TensorFile
+from gemma_neuron.regular_files import FileState
 from gemma_neuron.sharding.source_files import SourceFiles
 from tests.sharding.shards import WhenRank, cut, cut_port, write_family
 
@@ -163,7 +164,7 @@ def test_a_read_error_names_file_and_place() -> None:
     """The kernel's own EIO: nothing is mapped at address 0 of a process."""
     memory = Path("/proc/self/mem")
     with (
-        SourceFiles([memory]) as files,
+        SourceFiles({memory: FileState.of(memory)}) as files,
         pytest.raises(EnvironmentProblem, match=r"/proc/self/mem at byte 0 failed: Input/output"),
     ):
         files.read_into(memory, memoryview(bytearray(16)), 0)

@@ -158,6 +158,7 @@ class _RangeFile:
     ranges: Ranges
     name: str
     size: int
+    state = None
 
     def read(self, count: int, offset: int) -> bytes:
         count = max(0, min(count, self.size - offset))
