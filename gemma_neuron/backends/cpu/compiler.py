@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import tempfile
 import time
 import warnings
@@ -39,6 +40,15 @@ INDUCTOR_FLAGS: dict[str, Any] = {
     "always_keep_tensor_constants": True,
     "joint_graph_constant_folding": False,
 }
+
+
+def host_flags() -> dict[str, Any]:
+    """What speeds up compiling here and changes nothing in the result: no part of a unit's key.
+
+    torch names a precompiled header by a digest that it asks the program `openssl` for, and breaks where there is
+    none; compiling then reads the headers each time.
+    """
+    return {"aot_inductor.precompile_headers": shutil.which("openssl") is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +139,9 @@ def compile_traced(traced: Traced, folder: Path) -> BuiltUnit:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = work
         try:
             aoti_compile_and_package(
-                traced.program, package_path=str(package), inductor_configs=INDUCTOR_FLAGS
+                traced.program,
+                package_path=str(package),
+                inductor_configs=INDUCTOR_FLAGS | host_flags(),
             )
         except Exception as error:
             log.write_text(f"{type(error).__name__}: {error}\n", encoding="utf-8")
