@@ -6,8 +6,11 @@ without torch. Exit codes are those of `errors.py`.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -22,6 +25,8 @@ from gemma_neuron.errors import (
 )
 from gemma_neuron.render import emit_json, show_error
 
+READER_WENT_AWAY = 141
+"""As shells say of a program that SIGPIPE ended: 128 and its number."""
 EXIT_HELP = """Exit codes: 0 done · 1 bug · 2 usage · 3 checkpoint · 4 plan · 5 integrity · 6 compile ·
 7 validation · 8 environment · 75 interrupted, run again · 130 Ctrl-C"""
 app = typer.Typer(
@@ -53,6 +58,7 @@ def main() -> NoReturn:
     from typer.exceptions import Abort, Exit
 
     wants_json = "--json" in sys.argv
+    _require_streams()
     signal.signal(signal.SIGTERM, _interrupted)
     try:
         code = app(standalone_mode=False) or 0
@@ -62,6 +68,8 @@ def main() -> NoReturn:
         code = _fail(Cancelled("Stopped by Ctrl-C.", "Run the same command to go on."), wants_json)
     except GemmaNeuronError as error:
         code = _fail(error, wants_json)
+    except BrokenPipeError:
+        code = _reader_went_away()
     except OSError as error:
         text = f"{error.filename or 'The system'}: {error.strerror or error}."
         code = _fail(
@@ -77,8 +85,30 @@ def main() -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _require_streams() -> None:
+    """A process may be started without standard streams: results have nowhere to go then, notices may be lost."""
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # it lasts as long as the process
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+        problem = "Standard output is closed: there is nowhere to write results to."
+        sys.exit(
+            _fail(EnvironmentProblem(problem, "Redirect it to a file or to /dev/null."), False)
+        )
+
+
+def _reader_went_away() -> int:
+    """`| head` has read enough. What Python would still flush at its end goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return READER_WENT_AWAY
+
+
 def _fail(error: GemmaNeuronError, as_json: bool) -> int:
-    show_error(error, as_json)
+    try:
+        show_error(error, as_json)
+    except OSError:  # standard output is full or gone; the message stands on stderr already
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return error.exit_code
 
 

@@ -10,9 +10,9 @@ import re
 
 from gemma_neuron.errors import SettingsError
 
-COUNT = re.compile(r"(\d{1,15})\s*([kK]?)")
+COUNT = re.compile(r"(\d{1,15})\s*([kK]?)", re.ASCII)
 K = 1024
-SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE | re.ASCII)
 SIZE_UNITS = "kmgt"
 
 

@@ -29,6 +29,7 @@ from gemma_neuron.checkpoint.token_ids import (
 )
 from gemma_neuron.errors import GemmaNeuronError, TemplateError
 from gemma_neuron.geometry import ModelGeometry
+from gemma_neuron.names import is_plain_file_name
 from gemma_neuron.regular_files import RefusedFileError
 from gemma_neuron.reports import Finding, FindingKind, Severity
 from gemma_neuron.template import ChatTemplate, Origin, load_template
@@ -115,9 +116,21 @@ class _Reader:
         """Every small file is a regular one inside the folder, before anything else opens it."""
         safe = True
         for name in small_file_names(self.source):
+            if not is_plain_file_name(name):
+                self._add("unsafe-name", "error", f"{name!r} is no plain file name.", name)
+                safe = False
+                continue
             try:
-                with self.source.files.opened(name):
-                    pass
+                with self.source.files.opened(name) as file:
+                    if file.size > SMALL_FILE_LIMIT:
+                        self._add(
+                            "unsafe-name",
+                            "error",
+                            f"{name} has {file.size:,} bytes; a port carries files of its kind of at most "
+                            f"{SMALL_FILE_LIMIT:,}.",
+                            name,
+                        )
+                        safe = False
             except FileNotFoundError:
                 self._add("unsafe-name", "error", f"{name} is a link to nothing.", name)
                 safe = False

@@ -20,7 +20,7 @@ from gemma_neuron.checkpoint.selection import (
     is_small_file,
 )
 from gemma_neuron.checkpoint.storage import FileStore, LocalFiles, read_json_object, read_small
-from gemma_neuron.errors import CheckpointError, ConfigError, SourceNotFoundError, UsageError
+from gemma_neuron.errors import ConfigError, SourceChangedError, SourceNotFoundError, UsageError
 from gemma_neuron.regular_files import RefusedFileError
 
 CONFIG_LIMIT = 4 * 1024 * 1024
@@ -59,7 +59,12 @@ def open_source(
     """
     if not text.strip():
         raise UsageError("SOURCE is empty.", "Name the checkpoint's folder or hub id.")
-    folder = Path(text).expanduser().absolute()
+    try:
+        folder = Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise SourceNotFoundError(
+            f"{text}: there is no such user's home folder.", "Write the path in full."
+        ) from error
     if HUB_ID.fullmatch(text) and not folder.exists():
         from gemma_neuron.checkpoint.hub.opening import open_hub
         from gemma_neuron.checkpoint.remote import open_remote
@@ -157,40 +162,46 @@ def small_file_names(source: Source) -> list[str]:
     ]
 
 
-def copy_small_files(source: Source, destination: Path) -> list[str]:
-    """Copy config, tokenizer, template and licence files verbatim, fsynced; the names copied."""
+def read_small_files(source: Source) -> dict[str, bytes]:
+    """Name → bytes of config, tokenizer, template and licence files: a port's `source/`.
+
+    Raises SourceChangedError when one that was listed is gone, CheckpointError when one may not be read.
+    """
+    found = {}
+    for name in small_file_names(source):
+        try:
+            found[name] = read_small(source.files, name, SMALL_FILE_LIMIT)
+        except FileNotFoundError as error:
+            raise SourceChangedError(
+                f"{source.uri}: {name} went away while it was read.", "Fetch the file again."
+            ) from error
+    return found
+
+
+def write_small_files(files: dict[str, bytes], destination: Path) -> list[str]:
+    """Write a port's `source/` verbatim, fsynced; the names."""
     from gemma_neuron.artifacts import write_atomic
 
     destination.mkdir(parents=True, exist_ok=True)
-    names = small_file_names(source)
-    for name in names:
-        try:
-            data = read_small(source.files, name, SMALL_FILE_LIMIT)
-        except FileNotFoundError as error:
-            raise CheckpointError(
-                f"{source.uri}: {name} is a link to a file that is not there.",
-                "Fetch the file again.",
-            ) from error
+    for name, data in files.items():
         write_atomic(destination / name, data)
-    return names
+    return list(files)
 
 
-def config_digest(source: Source) -> str:
+def config_digest(files: dict[str, bytes]) -> str:
     """blake3 of config.json's bytes: the `config` fingerprint of a port."""
     from blake3 import blake3
 
-    return blake3(read_small(source.files, CONFIG_NAME, CONFIG_LIMIT)).hexdigest()
+    return blake3(files[CONFIG_NAME]).hexdigest()
 
 
-def prompt_digest(source: Source) -> str:
+def prompt_digest(files: dict[str, bytes]) -> str:
     """blake3 over names and bytes of all PROMPT_FILES there are: the `prompt` fingerprint of a port."""
     from blake3 import blake3
 
     hasher = blake3()
-    there = set(source.files.names())
     for name in PROMPT_FILES:
-        if name in there:
-            data = read_small(source.files, name, SMALL_FILE_LIMIT)
-            hasher.update(f"{name}\n{len(data)}\n".encode())
-            hasher.update(data)
+        if name in files:
+            hasher.update(f"{name}\n{len(files[name])}\n".encode())
+            hasher.update(files[name])
     return hasher.hexdigest()

@@ -7,14 +7,19 @@ from typing import Annotated
 
 import typer
 
-from gemma_neuron.commands.options import BucketOwner, Json, MirrorGrace, MirrorOnlyWriter
+from gemma_neuron.commands.options import (
+    BucketOwner,
+    Json,
+    MirrorGrace,
+    MirrorOnlyWriter,
+    PortArg,
+)
 from gemma_neuron.render import emit_json, emit_lines, notice
 from gemma_neuron.render.progress import ByteProgress
 
 app = typer.Typer(
     no_args_is_help=True, help="Move a port to and from S3, and check what lies there."
 )
-PortFolder = Annotated[Path, typer.Argument(metavar="PORT", help="A port's folder.")]
 Uri = Annotated[str, typer.Argument(metavar="URI", help="s3://bucket/prefix, as given to compile.")]
 PortId = Annotated[
     str, typer.Option("--port-id", help="Which port under the prefix; default: PORT's own.")
@@ -23,7 +28,7 @@ PortId = Annotated[
 
 @app.command()
 def push(
-    port: PortFolder,
+    port: PortArg,
     uri: Uri,
     grace: MirrorGrace = 86_400.0,
     bucket_owner: BucketOwner = "",
@@ -45,7 +50,7 @@ def push(
 
 @app.command()
 def pull(
-    port: PortFolder,
+    port: PortArg,
     uri: Uri,
     port_id: PortId = "",
     bucket_owner: BucketOwner = "",
@@ -65,7 +70,7 @@ def pull(
 
 @app.command()
 def verify(
-    port: PortFolder,
+    port: PortArg,
     uri: Uri,
     port_id: PortId = "",
     bucket_owner: BucketOwner = "",
@@ -77,7 +82,7 @@ def verify(
 
 @app.command()
 def status(
-    port: PortFolder,
+    port: PortArg,
     uri: Uri,
     port_id: PortId = "",
     bucket_owner: BucketOwner = "",

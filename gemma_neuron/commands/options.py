@@ -15,8 +15,23 @@ SourceArg = Annotated[
         help="Checkpoint: a folder, a hub id org/name[@revision], or s3://bucket/prefix.",
     ),
 ]
-PortArg = Annotated[Path, typer.Argument(metavar="PORT", help="A port's folder.")]
-Out = Annotated[Path, typer.Option("--out", help="The port's folder: new, or one to go on with.")]
+
+
+def folder(text: str) -> Path:
+    """A path as people type it. An empty one, of an unset variable, is not the current folder."""
+    if not text.strip():
+        raise typer.BadParameter("an empty path names nothing; write . for the current folder")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise typer.BadParameter(f"{text}: there is no such user's home folder") from error
+
+
+PortArg = Annotated[Path, typer.Argument(metavar="PORT", parser=folder, help="A port's folder.")]
+Out = Annotated[
+    Path,
+    typer.Option("--out", parser=folder, help="The port's folder: new, or one to go on with."),
+]
 Tp = Annotated[int, typer.Option("--tp", help="Tensor parallel degree.")]
 StrategyOption = Annotated[
     str, typer.Option("--strategy", help="auto, replicate-kv or replicate-global.")

@@ -12,7 +12,7 @@ from gemma_neuron import __version__
 from gemma_neuron.artifacts import write_json_atomic
 from gemma_neuron.backends.base import Backend, CompileSpec, Dtype
 from gemma_neuron.compilation.buckets import choose_buckets, choose_context, choose_slots
-from gemma_neuron.errors import TemplateError, UsageError
+from gemma_neuron.errors import CheckpointError, SourceChangedError, TemplateError, UsageError
 from gemma_neuron.pipeline.request import CompileRequest, run_dtype
 from gemma_neuron.pipeline.sources import Watch, examined, fetch, open_any
 from gemma_neuron.port import (
@@ -39,6 +39,8 @@ class Prepared:
     plan: ShardPlan
     port: Port
     record: PortRecord
+    small: dict[str, bytes]
+    """Name → bytes of the port's `source/`: what was judged is what is written."""
 
 
 def prepare(
@@ -56,7 +58,9 @@ def prepare(
     from gemma_neuron.sharding.planner import layout
 
     source = open_any(source_text, watch)
-    audit = examined(source)
+    if makes_port:
+        _require_text(source)
+    audit, small = _judged(source)
     assert audit.geometry is not None and audit.table is not None
     template = audit.report.chat_template
     if not template["present"] and not request.base:
@@ -68,14 +72,44 @@ def prepare(
     dtype = run_dtype(request.dtype, audit.geometry.dtype)
     plan = layout(audit.geometry, audit.table, request.tp, request.strategy, dtype)
     compile_spec = None if spec is None else _spec(request, audit, dtype, spec)
-    record = _record(source, audit, plan, compile_spec, spec)
+    record = _record(source, audit, small, plan, compile_spec, spec)
     if makes_port:
         check_out_folder(request.out, record.fingerprints)
     if makes_port and fetch(source, watch):
-        audit = examined(source)
-        record = _record(source, audit, plan, compile_spec, spec)
+        audit, small = _judged(source)
+        record = _record(source, audit, small, plan, compile_spec, spec)
         check_out_folder(request.out, record.fingerprints)
-    return Prepared(source, audit, plan, Port(request.out), record)
+    return Prepared(source, audit, plan, Port(request.out), record, small)
+
+
+def _judged(source: Source) -> tuple[Audit, dict[str, bytes]]:
+    """The audit, passed, and the small files as they were before it and still are after it."""
+    from gemma_neuron.checkpoint.source import read_small_files
+
+    try:
+        before = read_small_files(source)
+    except CheckpointError:
+        examined(source)  # which says what is wrong with it
+        raise
+    audit = examined(source)
+    after = read_small_files(source)
+    if changed := sorted(name for name, data in after.items() if before.get(name) != data):
+        raise SourceChangedError(
+            f"{source.uri}: {', '.join(changed)} changed while the checkpoint was audited.",
+            "Run the same command when the checkpoint is at rest.",
+        )
+    return audit, after
+
+
+def _require_text(source: Source) -> None:
+    """A port records where it came from, as text."""
+    try:
+        str(source).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"The path {str(source)!r} is not UTF-8, and a port records the path of its source.",
+            "Rename the folder, or name it by a link with a plain name outside of it.",
+        ) from error
 
 
 @contextmanager
@@ -97,6 +131,8 @@ def only_worker(prepared: Prepared) -> Iterator[None]:
             f"--out {path} cannot be written: {error.strerror or error}.", "Name another folder."
         ) from error
     try:
+        # another run may have made a port of it between the first look and the lock
+        check_out_folder(path, prepared.record.fingerprints)
         remove_leftovers(path)
         _write_front(prepared)
         yield
@@ -120,6 +156,7 @@ def _spec(request: CompileRequest, audit: Audit, dtype: Dtype, chosen: Backend) 
 def _record(
     source: Source,
     audit: Audit,
+    small: dict[str, bytes],
     plan: ShardPlan,
     spec: CompileSpec | None,
     chosen: Backend | None,
@@ -135,10 +172,10 @@ def _record(
             revision=source.revision,
         ),
         fingerprints=Fingerprints(
-            config=config_digest(source),
+            config=config_digest(small),
             checkpoint=audit.report.checkpoint_digest,
             template=str(audit.report.chat_template["sha256"] or ""),
-            prompt=prompt_digest(source),
+            prompt=prompt_digest(small),
             plan=plan.fingerprint(),
         ),
         versions=versions | ({} if chosen is None else chosen.versions()),
@@ -149,7 +186,7 @@ def _record(
 
 def _write_front(prepared: Prepared) -> None:
     """port.json first: it is what makes the folder a port that a killed run can go on with."""
-    from gemma_neuron.checkpoint.source import copy_small_files
+    from gemma_neuron.checkpoint.source import write_small_files
 
     port, record = prepared.port, prepared.record
     known = port.record if (port.path / RECORD_NAME).is_file() else None
@@ -157,7 +194,7 @@ def _write_front(prepared: Prepared) -> None:
         record = record.model_copy(update={"compile": known.compile, "versions": known.versions})
     if known is None or known != record:
         port.write_record(record)
-    names = copy_small_files(prepared.source, port.source_folder)
+    names = write_small_files(prepared.small, port.source_folder)
     port.source_set.commit(names)
     write_json_atomic(port.path / "audit.json", prepared.audit.report.to_json())
     write_json_atomic(port.path / "plan.json", asdict(prepared.plan))

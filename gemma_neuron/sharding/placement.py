@@ -47,8 +47,8 @@ def _widths(geometry: ModelGeometry, tp: int) -> list[str]:
     widths = sorted({layer.intermediate for layer in geometry.layers})
     found = [f"MLP width {width} does not divide by {tp}" for width in widths if width % tp]
     found += [
-        f"{n:,} tokens (vocab_size {n}) do not divide by {tp}"
-        for n in _vocabularies(geometry)
+        f"{n:,} tokens ({key} {n}) do not divide by {tp}"
+        for n, key in _vocabularies(geometry).items()
         if n % tp
     ]
     if geometry.experts is not None and geometry.experts.intermediate % tp:
@@ -56,8 +56,10 @@ def _widths(geometry: ModelGeometry, tp: int) -> list[str]:
     return found
 
 
-def _vocabularies(geometry: ModelGeometry) -> list[int]:
-    return sorted({geometry.vocab, geometry.per_layer_vocab} - {0})
+def _vocabularies(geometry: ModelGeometry) -> dict[int, str]:
+    """Rows of each table → the key of config.json that says so."""
+    found = {geometry.per_layer_vocab: "vocab_size_per_layer_input", geometry.vocab: "vocab_size"}
+    return {rows: key for rows, key in sorted(found.items()) if rows}
 
 
 def nearest_degrees(geometry: ModelGeometry, tp: int) -> list[int]:

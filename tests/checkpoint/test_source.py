@@ -10,12 +10,17 @@ import pytest
 
 from gemma_neuron.checkpoint.source import (
     config_digest,
-    copy_small_files,
     open_source,
     read_config,
+    read_small_files,
+    write_small_files,
 )
 from gemma_neuron.errors import ConfigError, SourceNotFoundError, UsageError
 from tests.checkpoint.helpers import clean, inspect, only
+
+
+def copied_files(source: Path, destination: Path) -> list[str]:
+    return write_small_files(read_small_files(open_source(str(source))), destination)
 
 
 def test_folder_is_opened_as_given(gemma4: Path) -> None:
@@ -88,7 +93,7 @@ def test_hub_cache_snapshot_works_in_place(gemma4: Path, tmp_path: Path) -> None
     linked = tmp_path / "link"
     linked.symlink_to(snapshot)
     clean(inspect(linked))
-    copied = copy_small_files(open_source(str(linked)), tmp_path / "copy")
+    copied = copied_files(linked, tmp_path / "copy")
     assert "chat_template.jinja" in copied
     assert not (tmp_path / "copy" / "config.json").is_symlink()
 
@@ -151,7 +156,7 @@ def test_small_files_are_copied_verbatim(gemma4: Path, tmp_path: Path) -> None:
     for name in ("LICENSE", "NOTICE.txt", "README.md", "GEMMA_TERMS.html", "validation.toml"):
         (gemma4 / name).write_text(name)
     (gemma4 / "training_args.bin").write_text("x")
-    names = copy_small_files(open_source(str(gemma4)), tmp_path / "out")
+    names = copied_files(gemma4, tmp_path / "out")
     assert names == sorted(
         {
             "LICENSE", "NOTICE.txt", "README.md", "GEMMA_TERMS.html", "validation.toml",
@@ -165,9 +170,9 @@ def test_small_files_are_copied_verbatim(gemma4: Path, tmp_path: Path) -> None:
 
 
 def test_config_digest_follows_the_bytes(gemma4: Path) -> None:
-    before = config_digest(open_source(str(gemma4)))
+    before = config_digest(read_small_files(open_source(str(gemma4))))
     (gemma4 / "config.json").write_text((gemma4 / "config.json").read_text() + "\n")
-    assert config_digest(open_source(str(gemma4))) != before
+    assert config_digest(read_small_files(open_source(str(gemma4)))) != before
 
 
 def test_audit_loads_no_heavy_package(gemma4: Path) -> None:
