@@ -70,6 +70,10 @@ def main() -> NoReturn:
         code = _fail(error, wants_json)
     except BrokenPipeError:
         code = _reader_went_away()
+    except SystemExit as ended:  # Typer's own end for a broken pipe, with the exit code of a bug
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        code = _reader_went_away()
     except OSError as error:
         text = f"{error.filename or 'The system'}: {error.strerror or error}."
         code = _fail(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gemma_neuron.errors import UsageError
+
 LONGEST_NAME = 512
 LONGEST_FILE_NAME = 255
 
@@ -21,3 +23,16 @@ def is_plain_file_name(name: str) -> bool:
         and not name.startswith(".")
         and not any(mark in name for mark in "/\\:")
     )
+
+
+def path_of(text: str) -> Path:
+    """A path as people type it, `~` expanded. Raises UsageError: an empty one, of an unset variable, is not the
+    current folder."""
+    if not text.strip():
+        raise UsageError("An empty path names nothing.", "Write . for the current folder.")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise UsageError(
+            f"{text}: there is no such user's home folder.", "Write the path in full."
+        ) from error

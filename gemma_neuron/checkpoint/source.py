@@ -20,7 +20,8 @@ from gemma_neuron.checkpoint.selection import (
     is_small_file,
 )
 from gemma_neuron.checkpoint.storage import FileStore, LocalFiles, read_json_object, read_small
-from gemma_neuron.errors import ConfigError, SourceChangedError, SourceNotFoundError, UsageError
+from gemma_neuron.errors import ConfigError, SourceChangedError, SourceNotFoundError
+from gemma_neuron.names import path_of
 from gemma_neuron.regular_files import RefusedFileError
 
 CONFIG_LIMIT = 4 * 1024 * 1024
@@ -57,14 +58,7 @@ def open_source(
     `config_only`: config.json alone. `tell` gets lines for the user. Raises UsageError, SourceNotFoundError, and
     for the hub AccessError, NetworkError and DiskFullError.
     """
-    if not text.strip():
-        raise UsageError("SOURCE is empty.", "Name the checkpoint's folder or hub id.")
-    try:
-        folder = Path(text).expanduser().absolute()
-    except RuntimeError as error:
-        raise SourceNotFoundError(
-            f"{text}: there is no such user's home folder.", "Write the path in full."
-        ) from error
+    folder = path_of(text).absolute()
     if HUB_ID.fullmatch(text) and not folder.exists():
         from gemma_neuron.checkpoint.hub.opening import open_hub
         from gemma_neuron.checkpoint.remote import open_remote

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from gemma_neuron.names import path_of
+
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 SourceArg = Annotated[
     str,
@@ -16,21 +18,10 @@ SourceArg = Annotated[
     ),
 ]
 
-
-def folder(text: str) -> Path:
-    """A path as people type it. An empty one, of an unset variable, is not the current folder."""
-    if not text.strip():
-        raise typer.BadParameter("an empty path names nothing; write . for the current folder")
-    try:
-        return Path(text).expanduser()
-    except RuntimeError as error:
-        raise typer.BadParameter(f"{text}: there is no such user's home folder") from error
-
-
-PortArg = Annotated[Path, typer.Argument(metavar="PORT", parser=folder, help="A port's folder.")]
+PortArg = Annotated[Path, typer.Argument(metavar="PORT", parser=path_of, help="A port's folder.")]
 Out = Annotated[
     Path,
-    typer.Option("--out", parser=folder, help="The port's folder: new, or one to go on with."),
+    typer.Option("--out", parser=path_of, help="The port's folder: new, or one to go on with."),
 ]
 Tp = Annotated[int, typer.Option("--tp", help="Tensor parallel degree.")]
 StrategyOption = Annotated[

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemma_neuron.artifacts import write_json_atomic
+from gemma_neuron.names import path_of
 from gemma_neuron.pipeline.sources import UNWATCHED, Watch, fetch, open_any
 from gemma_neuron.port import RECORD_NAME, Port
 
@@ -25,7 +25,7 @@ def inspected(
     from gemma_neuron.checkpoint.audit import audit
     from gemma_neuron.checkpoint.rank_files import audit_ranks
 
-    folder = Path(text).expanduser()
+    folder = path_of(text)
     if (folder / RECORD_NAME).is_file():
         return audit_ranks(Port(folder), values=values, progress=progress)
     source = open_any(text, watch)

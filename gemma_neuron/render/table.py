@@ -18,8 +18,13 @@ def _console() -> Console:
     """Wide enough for the tables where nobody can widen the window: in a pipe or a log."""
     from rich.console import Console
 
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            """The command line says how a program ends whose reader went away; rich would exit with 1."""
+            raise BrokenPipeError
+
     width = None if sys.stdout.isatty() else PIPE_WIDTH
-    return Console(highlight=False, width=width)
+    return Plain(highlight=False, width=width)
 
 
 def table(
