@@ -7,6 +7,7 @@ Order: files beside their final names, fsync, rename, manifest, fsync of the fol
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -18,19 +19,32 @@ from typing import Annotated, Any
 
 from blake3 import blake3
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     NonNegativeInt,
     StringConstraints,
     ValidationError,
-    field_validator,
 )
 
-from gemma_neuron.errors import IntegrityError
+from gemma_neuron.errors import DiskFullError, EnvironmentProblem, IntegrityError
 from gemma_neuron.names import is_plain_file_name
 
 CHUNK_BYTES = 8 * 1024 * 1024
 PARTIAL_SUFFIX = ".partial"
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _plain_name(name: str) -> str:
+    """A manifest may come from a bucket: what it names is written to and read from."""
+    if not is_plain_file_name(name):
+        raise ValueError("is no plain file name")
+    return name
+
+
+PlainName = Annotated[str, AfterValidator(_plain_name)]
 
 
 class FileEntry(BaseModel):
@@ -38,17 +52,9 @@ class FileEntry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
+    name: PlainName
     bytes: NonNegativeInt
     blake3: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-
-    @field_validator("name")
-    @classmethod
-    def _stays_in_its_folder(cls, name: str) -> str:
-        """A manifest may come from a bucket: what it names is written to and read from."""
-        if not is_plain_file_name(name):
-            raise ValueError("is no plain file name")
-        return name
 
 
 class Manifest(BaseModel):
@@ -101,14 +107,44 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write beside, fsync, rename, fsync the folder: `path` is the old bytes or the new, never part."""
+    """Write beside, fsync, rename, fsync the folder: `path` is the old bytes or the new, never part.
+
+    Raises IntegrityError where a folder is in the way, DiskFullError, or OSError.
+    """
+    require_no_folder(path)
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    sync_folder(path.parent)
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        partial.unlink(missing_ok=True)
+        raise writing_failed(path, error) from error
+
+
+def require_no_folder(path: Path) -> None:
+    """Raise IntegrityError when a folder lies where a file is to be written."""
+    if path.is_dir():
+        raise IntegrityError(
+            f"{path} is a folder; a file belongs there.",
+            f"Move {path} away and run the same command again.",
+        )
+
+
+def writing_failed(path: Path, error: OSError) -> EnvironmentProblem:
+    """What the user needs to know of an OSError of writing `path`: where, why, and what is free."""
+    kind = DiskFullError if error.errno in FULL else EnvironmentProblem
+    found = os.statvfs(path if path.is_dir() else path.parent)
+    return kind(
+        f"Writing {path} failed: {error.strerror or error}; {found.f_bavail * found.f_frsize:,} bytes are free there.",
+        "Free some room (or raise the quota or file size limit) and run the same command: it goes on, and what is "
+        "committed stays.",
+    )
 
 
 def write_json_atomic(path: Path, value: object) -> None:
@@ -154,7 +190,8 @@ class CommittedSet:
         if not self.marker_path.is_file():
             return None
         try:
-            data = self.manifest_path.read_bytes()
+            # A pipe there would never end.
+            data = self.manifest_path.read_bytes() if self.manifest_path.is_file() else b""
             manifest = Manifest.model_validate_json(data)
         except (OSError, ValidationError) as error:
             raise IntegrityError(

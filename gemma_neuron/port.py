@@ -165,8 +165,10 @@ class Port:
     def read_json(self, name: str) -> dict[str, Any] | None:
         """A JSON object of the port (source.json, validation.json), or None. Raises IntegrityError."""
         file = self.path / name
-        if not file.is_file():
+        if not file.exists():
             return None
+        if not file.is_file():
+            raise self._unreadable(name, "it is no file")
         try:
             found = json.loads(file.read_bytes())
         except (OSError, ValueError) as error:

@@ -20,6 +20,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from gemma_neuron.errors import IntegrityError
+from gemma_neuron.source_entries import source_entries
 
 if TYPE_CHECKING:
     from gemma_neuron.plan import Placement, PlannedParameter
@@ -29,11 +30,6 @@ Bytes = NDArray[np.uint8]
 Expected = Callable[[int, int], Bytes]
 """(offset in the whole tensor, count) → what the bytes there should be."""
 
-SOURCE_RECORD = "source.json"
-TENSOR_DIGESTS = "tensors"
-"""In each file's entry of `source.json`: our name of a tensor → blake3 of the whole tensor's bytes."""
-FILE_HEADER, FILE_TENSORS = "header", "names"
-"""In the entry of a file whose every tensor is used, instead: its JSON header, and our names in the file's order."""
 PIECE_BYTES = 8 * 1024 * 1024
 JOINED_AXIS = {
     "whole": 0,
@@ -197,8 +193,8 @@ def _copies(placement: Placement, tp: int) -> list[tuple[int, ...]]:
 
 def recorded_digests(port: Port) -> dict[str, str]:
     """Our name of a tensor → blake3 of its bytes in the checkpoint, as recorded at sharding."""
-    entries = (port.read_json(SOURCE_RECORD) or {}).get("files", [])
-    return {name: text for entry in entries for name, text in entry.get(TENSOR_DIGESTS, {}).items()}
+    entries = source_entries(port) or ()
+    return {name: text for entry in entries for name, text in (entry.tensors or {}).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +219,7 @@ class WholeFile:
 def recorded_files(port: Port) -> list[WholeFile]:
     """The files of `source.json` that have no digest a tensor."""
     return [
-        WholeFile(e["name"], e["blake3"], e[FILE_HEADER], tuple(e[FILE_TENSORS]))
-        for e in (port.read_json(SOURCE_RECORD) or {}).get("files", [])
-        if FILE_HEADER in e
+        WholeFile(entry.name, entry.blake3, entry.header, entry.names)
+        for entry in source_entries(port) or ()
+        if entry.blake3 is not None and entry.header is not None and entry.names is not None
     ]

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from gemma_neuron.artifacts import FileEntry, Manifest, digest_bytes, digest_file, digest_json
 from gemma_neuron.errors import IntegrityError, OwnerLostError
 from gemma_neuron.mirror.layout import (
@@ -32,6 +30,7 @@ from gemma_neuron.mirror.owner import Owner
 from gemma_neuron.mirror.parts import FROM_BYTES, upload
 from gemma_neuron.mirror.store import MovedError, Store
 from gemma_neuron.port import Port
+from gemma_neuron.source_entries import source_entries
 from gemma_neuron.transfer import Progress
 
 TRIES = 3
@@ -194,20 +193,11 @@ def raw_files(port: Port) -> list[tuple[Path, FileEntry]]:
 
     Without those that `shard` is still to digest.
     """
-    found = []
-    for known in (port.read_json("source.json") or {}).get("files", []):
-        if isinstance(known, dict) and "blake3" not in known and "seen_at" in known:
-            continue
-        try:
-            entry = FileEntry(name=known["name"], bytes=known["bytes"], blake3=known["blake3"])
-            path = Path(known["seen_at"]) / entry.name
-        except (KeyError, TypeError, ValidationError) as error:
-            raise IntegrityError(
-                f"{port.path / 'source.json'} names no files that can be mirrored: {error!r}.",
-                "Run `gemma-neuron compile` again with the same arguments.",
-            ) from error
-        found.append((path, entry))
-    return found
+    return [
+        (Path(e.seen_at) / e.name, FileEntry(name=e.name, bytes=e.bytes, blake3=e.blake3))
+        for e in source_entries(port) or ()
+        if e.blake3 is not None
+    ]
 
 
 def _generation(data: bytes) -> int:

@@ -17,10 +17,11 @@ from gemma_neuron.backends.base import Runner
 from gemma_neuron.backends.registry import backend
 from gemma_neuron.compilation.buckets import choose_buckets, choose_context, choose_slots
 from gemma_neuron.pipeline.host import host_budget, require_budget
-from gemma_neuron.pipeline.inspecting import account_for_ranks, inspected
+from gemma_neuron.pipeline.inspecting import inspected
 from gemma_neuron.pipeline.mirroring import mirrored
-from gemma_neuron.pipeline.prepare import Prepared, only_worker, prepare
+from gemma_neuron.pipeline.prepare import only_worker, prepare
 from gemma_neuron.pipeline.request import CompileRequest, PlanOptions, PortResult, run_dtype
+from gemma_neuron.pipeline.sharding import cut_and_counted
 from gemma_neuron.pipeline.sources import (
     UNWATCHED,
     Watch,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from gemma_neuron.compilation.compiler import CompiledModel
     from gemma_neuron.reports import ValidationReport
     from gemma_neuron.sharding.candidates import Planned
-    from gemma_neuron.sharding.writer import Progress, ShardedCheckpoint
+    from gemma_neuron.sharding.progress import Progress
     from gemma_neuron.tuning.merge import Merged
     from gemma_neuron.validation.export import GoldenReport
     from gemma_neuron.validation.validator import Options
@@ -101,8 +102,7 @@ def shard(
     prepared = prepare(source_text, request, None, watch)
     show_warnings(prepared.record.warnings, notice)
     with only_worker(prepared):
-        sharded = _shard(prepared, progress)
-        compared = _verified(prepared, progress) if verify else None
+        sharded, compared = cut_and_counted(prepared, progress, verify=verify)
     record = prepared.port.record
     return PortResult(
         port=prepared.port.path,
@@ -137,7 +137,7 @@ def compile_port(
     assert geometry is not None
     budget = require_budget(prepared, request, chosen)
     with only_worker(prepared), mirrored(port, request.mirror, notice):
-        sharded = _shard(prepared, progress)
+        sharded, _ = cut_and_counted(prepared, progress)
         compiled: CompiledModel = compile_units(
             port,
             geometry,
@@ -264,37 +264,6 @@ def merged_checkpoint(
     )
     examined(open_any(str(out), watch))
     return merged
-
-
-def _shard(prepared: Prepared, progress: Progress | None) -> ShardedCheckpoint:
-    from gemma_neuron.sharding.writer import write_ranks
-
-    assert prepared.audit.geometry is not None
-    sharded = write_ranks(
-        prepared.port,
-        prepared.audit.geometry,
-        prepared.plan,
-        prepared.audit.tensors(),
-        prepared.audit.states,
-        str(prepared.source),
-        progress,
-    )
-    account_for_ranks(prepared.port)
-    return sharded
-
-
-def _verified(prepared: Prepared, progress: Progress | None) -> int:
-    from gemma_neuron.sharding.verify import verify_ranks
-
-    assert prepared.audit.geometry is not None
-    return verify_ranks(
-        prepared.port,
-        prepared.audit.geometry,
-        prepared.plan,
-        prepared.audit.tensors(),
-        prepared.audit.states,
-        progress,
-    )
 
 
 def _own_peak() -> int:

@@ -17,48 +17,70 @@ from typing import Any
 from blake3 import blake3
 
 from gemma_neuron.artifacts import CHUNK_BYTES, write_json_atomic
-from gemma_neuron.errors import PortMismatchError
+from gemma_neuron.errors import IntegrityError, PortMismatchError
 from gemma_neuron.port import Port
-from gemma_neuron.reassembly import FILE_HEADER, FILE_TENSORS, SOURCE_RECORD, TENSOR_DIGESTS
 from gemma_neuron.sharding.cuts import TensorSource
 from gemma_neuron.sharding.source_files import SourceFiles, anonymous_memory
-
-Entry = dict[str, Any]
+from gemma_neuron.source_entries import (
+    FILE_HEADER,
+    FILE_TENSORS,
+    SOURCE_RECORD,
+    TENSOR_DIGESTS,
+    SourceEntry,
+    source_entries,
+)
 
 
 class SourceDigests:
     """Digests of whole files and of tensors in them, by a thread of its own while it is entered.
 
-    `tensors`: our name → place. Entered, `ranks_are_of_these` says whether the ranks that are there are known to be
-    cut from these bytes. Raises PortMismatchError when a file's bytes are no longer those the port was begun with, and
-    what SourceFiles raises.
+    `tensors`: our name → place. `again`: what an earlier run read is read again and compared. Entered,
+    `ranks_are_of_these` says whether the ranks that are there are known to be cut from these bytes; where it says no,
+    `begin` is to be called once those of other bytes are withdrawn. Raises PortMismatchError when a file's bytes are no
+    longer those the port was begun with, IntegrityError when the record is wrong, and what SourceFiles raises.
     """
 
     def __init__(
-        self, port: Port, files: SourceFiles, tensors: Mapping[str, TensorSource], seen_at: str
+        self,
+        port: Port,
+        files: SourceFiles,
+        tensors: Mapping[str, TensorSource],
+        seen_at: str,
+        *,
+        again: bool = False,
     ) -> None:
-        self.port, self.files, self.seen_at = port, files, seen_at
+        self.port, self.files, self.seen_at, self.again = port, files, seen_at, again
         self.tensors: dict[Path, list[tuple[int, int, str]]] = {path: [] for path in files.states}
         for name, tensor in tensors.items():
             self.tensors[tensor.file].append((tensor.start, tensor.start + tensor.bytes, name))
-        self.entries: dict[Path, Entry] = {}
+        self.entries: dict[Path, SourceEntry] = {}
+        self._known: tuple[SourceEntry, ...] = ()
+        self._just_read: set[Path] = set()
         self.ranks_are_of_these = True
         self._stopped = threading.Event()
         self._pool = ThreadPoolExecutor(1, "source-digests")
         self._work: Future[None] | None = None
 
     def __enter__(self) -> SourceDigests:
-        known = {
-            e["name"]: e for e in (self.port.read_json(SOURCE_RECORD) or {"files": []})["files"]
-        }
+        self._known = source_entries(self.port) or ()
+        known = {entry.name: entry for entry in self._known}
         for path in self.files.states:
             self.entries[path] = self._entry(path, known.get(path.name))
-        if list(self.entries.values()) != list(known.values()):
+        if self.ranks_are_of_these:
+            self.begin()
+        return self
+
+    def begin(self) -> None:
+        """Record the files and read what has no digest yet: from now on a later run takes all ranks for theirs."""
+        if tuple(self.entries.values()) != self._known:
             self._write()
-        pending = [path for path, entry in self.entries.items() if "blake3" not in entry]
+        pending = [
+            path
+            for path, entry in self.entries.items()
+            if entry.blake3 is None or (self.again and path not in self._just_read)
+        ]
         if pending:
             self._work = self._pool.submit(self._digest_all, pending)
-        return self
 
     def __exit__(
         self,
@@ -79,40 +101,54 @@ class SourceDigests:
         if self._work is not None:
             self._work.result()
 
-    def _entry(self, path: Path, known: Entry | None) -> Entry:
+    def _entry(self, path: Path, known: SourceEntry | None) -> SourceEntry:
         state = self.files.states[path]
-        fresh = {"name": path.name, "bytes": state.bytes, "mtime_ns": state.mtime_ns}
-        if known is None:
-            return {**fresh, "seen_at": self.seen_at}
-        if all(known.get(key) == value for key, value in fresh.items()):
+        fresh = SourceEntry(
+            name=path.name,
+            bytes=state.bytes,
+            mtime_ns=state.mtime_ns,
+            ctime_ns=state.ctime_ns,
+            seen_at=self.seen_at,
+        )
+        if known is not None and known.stamp == fresh.stamp:
             return known
-        if (
-            "blake3" not in known
-        ):  # nobody can tell any more what the ranks that are there came from
-            self.ranks_are_of_these = False
-            return {**fresh, "seen_at": self.seen_at}
-        return {**fresh, "seen_at": self.seen_at, **self._same_digests(path, known)}
-
-    def _same_digests(self, path: Path, known: Entry) -> Entry:
+        if known is None or known.blake3 is None:
+            self.ranks_are_of_these = False  # nobody can tell any more what they came from
+            return fresh
         found = self._digests(path)
-        if found["blake3"] != known["blake3"]:
+        self.files.require_unchanged([path])
+        if found["blake3"] != known.blake3:
             raise PortMismatchError(
                 f"{path.name} has other bytes than when {self.port.path} was begun: blake3 "
-                f"{found['blake3'][:16]}, then {known['blake3'][:16]}.",
+                f"{found['blake3'][:16]}, then {known.blake3[:16]}.",
                 "Compile the changed checkpoint into a new folder.",
             )
-        return found
+        self._just_read.add(path)
+        return _with_digests(fresh, found)
 
     def _digest_all(self, pending: Iterable[Path]) -> None:
         for path in pending:
-            digests = self._digests(path)
+            found, entry = self._digests(path), self.entries[path]
             if self._stopped.is_set():
                 return
             self.files.require_unchanged([path])
-            self.entries[path] = {**self.entries[path], **digests}
-            self._write()
+            if entry.blake3 not in (None, found["blake3"]):
+                raise self._wrong_digest(path, entry, found["blake3"])
+            now = _with_digests(entry, found)
+            if now != entry:
+                self.entries[path] = now
+                self._write()
 
-    def _digests(self, path: Path) -> Entry:
+    def _wrong_digest(self, path: Path, entry: SourceEntry, found: str) -> IntegrityError:
+        record = self.port.path / SOURCE_RECORD
+        return IntegrityError(
+            f"{record} gives {path.name} the blake3 {str(entry.blake3)[:16]}; the file, of the same size and times as "
+            f"recorded, has {found[:16]}.",
+            f"Make sure of the checkpoint, then remove {record} and run the same command again: the ranks are compared "
+            "with the checkpoint and the record is made anew.",
+        )
+
+    def _digests(self, path: Path) -> dict[str, Any]:
         """What the file's tensors can be checked against without it, in one pass over it."""
         size, spans = self.files.states[path].bytes, sorted(self.tensors[path])
         header = self._header(path, spans)
@@ -135,7 +171,7 @@ class SourceDigests:
                 hasher.update(piece[max(0, start - offset) : stop - offset])
         names = [name for _, _, name in spans]
         if header:
-            held: Entry = {FILE_HEADER: header.decode(), FILE_TENSORS: names}
+            held: dict[str, Any] = {FILE_HEADER: header.decode(), FILE_TENSORS: names}
         else:
             digests = (hasher.hexdigest() for _, _, hasher in hashed)
             held = {TENSOR_DIGESTS: dict(sorted(zip(names, digests, strict=True)))}
@@ -158,4 +194,12 @@ class SourceDigests:
         return int.from_bytes(room, "little")
 
     def _write(self) -> None:
-        write_json_atomic(self.port.path / SOURCE_RECORD, {"files": list(self.entries.values())})
+        write_json_atomic(
+            self.port.path / SOURCE_RECORD,
+            {"files": [entry.to_json() for entry in self.entries.values()]},
+        )
+
+
+def _with_digests(entry: SourceEntry, found: dict[str, Any]) -> SourceEntry:
+    about = entry.model_dump(include={"name", "bytes", "mtime_ns", "ctime_ns", "seen_at"})
+    return SourceEntry.model_validate(about | found)

@@ -16,8 +16,9 @@ from gemma_neuron.port import Port
 from gemma_neuron.reassembly import Bytes, Difference, TensorFile, Whole, wholes
 from gemma_neuron.regular_files import FileState
 from gemma_neuron.sharding.cuts import TensorSource
+from gemma_neuron.sharding.progress import Progress
 from gemma_neuron.sharding.source_files import SourceFiles
-from gemma_neuron.sharding.writer import Progress, derived_bytes
+from gemma_neuron.sharding.writer import derived_bytes
 
 SHOWN = 3
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gemma_neuron.artifacts import CommittedSet
 from gemma_neuron.errors import GemmaNeuronError, IntegrityError
+from gemma_neuron.source_entries import source_entries
 from gemma_neuron.validation.golden import Golden, GoldenIdentity, load_golden, weight_digests
 from gemma_neuron.validation.make import FollowUp, make_golden
 from gemma_neuron.validation.prompts import GoldenPrompts
@@ -39,15 +40,7 @@ def port_identity(port: Port, prompts_digest: str, template_sha256: str) -> Gold
 
 def source_files(port: Port) -> dict[str, str]:
     """Weight file → blake3 from the port's source.json; empty when it names none."""
-    listed: Any = port.read_json("source.json")
-    entries = listed.get("files", []) if isinstance(listed, dict) else listed or []
-    return {
-        str(entry["name"]): str(entry["blake3"])
-        for entry in entries
-        if isinstance(entry, dict)
-        and str(entry.get("name", "")).endswith(".safetensors")
-        and entry.get("blake3")
-    }
+    return {entry.name: entry.blake3 for entry in source_entries(port) or () if entry.blake3}
 
 
 def find_golden(

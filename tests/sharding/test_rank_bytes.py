@@ -13,7 +13,7 @@ from gemma_neuron.models.rotary import inverse_frequencies
 from gemma_neuron.pipeline import examined
 from gemma_neuron.plan import PlannedParameter
 from gemma_neuron.sharding.memory import weight_bytes
-from gemma_neuron.sharding.writer import header_bytes, rank_tensors
+from gemma_neuron.sharding.rank_layout import header_bytes, rank_tensors
 from tests.sharding.shards import FAMILIES, cut_port, write_family
 from tests.tiny import Tensor, read_safetensors
 

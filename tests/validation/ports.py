@@ -18,7 +18,7 @@ from gemma_neuron.models.registry import read_geometry, read_parameter_table
 from gemma_neuron.parameters import Cut
 from gemma_neuron.plan import LayerPlan, Placement, PlannedParameter, ShardPlan
 from gemma_neuron.port import Fingerprints, Port, PortRecord, SourceRecord
-from gemma_neuron.reassembly import SOURCE_RECORD, TENSOR_DIGESTS
+from gemma_neuron.source_entries import SOURCE_RECORD, TENSOR_DIGESTS
 
 ROWS = {Cut.QUERY_ROWS, Cut.WIDTH_ROWS, Cut.VOCAB_ROWS}
 COLUMNS = {Cut.QUERY_COLUMNS, Cut.WIDTH_COLUMNS}

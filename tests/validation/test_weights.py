@@ -11,14 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from gemma_neuron.artifacts import write_json_atomic
 from gemma_neuron.port import Port
-from gemma_neuron.reassembly import (
-    FILE_HEADER,
-    FILE_TENSORS,
-    SOURCE_RECORD,
-    TENSOR_DIGESTS,
-    TensorFile,
-)
+from gemma_neuron.reassembly import TensorFile
 from gemma_neuron.reports import LevelResult
+from gemma_neuron.source_entries import FILE_HEADER, FILE_TENSORS, SOURCE_RECORD, TENSOR_DIGESTS
 from gemma_neuron.validation.validator import Options, validate
 from tests.tiny import write_tiny_gemma4
 from tests.validation.ports import make_port
