@@ -35,9 +35,12 @@ class EagerRunner(CpuRunner):
         return lambda *inputs: list(module(*inputs))
 
 
-def eager_port(source: Path, out: Path, *, tp: int, strategy: Any = "auto", **spec: Any) -> Port:
+def eager_port(
+    source: Path, out: Path, *, tp: int, strategy: Any = "auto", base: bool = False, **spec: Any
+) -> Port:
     """A sharded port with a compile spec and no graphs."""
-    shard(str(source), CompileRequest(out=out, backend="cpu", tp=tp, strategy=strategy), None)
+    request = CompileRequest(out=out, backend="cpu", tp=tp, strategy=strategy, base=base)
+    shard(str(source), request, None)
     port = Port(out)
     facts: dict[str, Any] = {
         "backend": "cpu",
