@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ported(source: Path, path: Path, dtype: Dtype = "float32") -> Port:
-    shape = {"max_context": CONTEXT, "buckets": (32,), "slots": 2}
+    shape: dict[str, Any] = {"max_context": CONTEXT, "buckets": (32,), "slots": 2}
     return eager_port(source, path / "port", tp=2, dtype=dtype, **shape)
 
 
