@@ -136,12 +136,19 @@ def require_no_folder(path: Path) -> None:
         )
 
 
+def free_bytes(folder: Path) -> int:
+    """What is free where `folder` is or will be."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
 def writing_failed(path: Path, error: OSError) -> EnvironmentProblem:
     """What the user needs to know of an OSError of writing `path`: where, why, and what is free."""
     kind = DiskFullError if error.errno in FULL else EnvironmentProblem
-    found = os.statvfs(path if path.is_dir() else path.parent)
+    free = free_bytes(path if path.is_dir() else path.parent)
     return kind(
-        f"Writing {path} failed: {error.strerror or error}; {found.f_bavail * found.f_frsize:,} bytes are free there.",
+        f"Writing {path} failed: {error.strerror or error}; {free:,} bytes are free there.",
         "Free some room (or raise the quota or file size limit) and run the same command: it goes on, and what is "
         "committed stays.",
     )

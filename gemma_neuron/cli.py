@@ -101,9 +101,15 @@ def _require_streams() -> None:
         )
 
 
+def _drop_output() -> None:
+    """What Python would still flush to standard output at its end goes nowhere."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _reader_went_away() -> int:
-    """`| head` has read enough. What Python would still flush at its end goes nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """`| head` has read enough."""
+    _drop_output()
     return READER_WENT_AWAY
 
 
@@ -111,8 +117,7 @@ def _fail(error: GemmaNeuronError, as_json: bool) -> int:
     try:
         show_error(error, as_json)
     except OSError:  # standard output is full or gone; the message stands on stderr already
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
     return error.exit_code
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from gemma_neuron.artifacts import sync_folder
+from gemma_neuron.artifacts import free_bytes, sync_folder
 from gemma_neuron.errors import DiskFullError
 
 if TYPE_CHECKING:
@@ -71,13 +70,6 @@ def retrying(retry: Retry) -> Iterator[stamina.Attempt]:
     yield from stamina.retry_context(
         on=wanted, attempts=TRIES, timeout=None, wait_initial=0.2, wait_max=5.0, wait_jitter=0.5
     )
-
-
-def free_bytes(folder: Path) -> int:
-    """What is free where `folder` is or will be."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
 
 
 def require_room(folder: Path, needed: int, what: str) -> None:

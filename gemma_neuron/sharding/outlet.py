@@ -12,7 +12,6 @@ import fcntl
 import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from blake3 import blake3
@@ -50,12 +49,7 @@ class Pieces:
     def __enter__(self) -> Pieces:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.hashing.shutdown()
         self.writing.shutdown()
 

@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -46,12 +45,7 @@ class SourceFiles:
     def __enter__(self) -> SourceFiles:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

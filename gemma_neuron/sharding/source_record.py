@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from blake3 import blake3
@@ -82,12 +81,7 @@ class SourceDigests:
         if pending:
             self._work = self._pool.submit(self._digest_all, pending)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._pool.shutdown()
 

@@ -6,12 +6,18 @@ In: where each tensor's bytes lie, and the plan. Out: `weights/rank-NN.safetenso
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemma_neuron.artifacts import PARTIAL_SUFFIX, FileEntry, remove, sync_folder, writing_failed
+from gemma_neuron.artifacts import (
+    PARTIAL_SUFFIX,
+    FileEntry,
+    free_bytes,
+    remove,
+    sync_folder,
+    writing_failed,
+)
 from gemma_neuron.errors import DiskFullError
 from gemma_neuron.geometry import ModelGeometry
 from gemma_neuron.plan import PlannedParameter, ShardPlan
@@ -85,17 +91,12 @@ def write_ranks(
 
 def _require_room(folder: Path, needed: int) -> None:
     """Refuse what cannot fit before it takes minutes to find out."""
-    free = _free(folder)
+    free = free_bytes(folder)
     if needed > free:
         raise DiskFullError(
             f"The rank files to be written take {needed:,} bytes; {free:,} are free at {folder}.",
             "Free some room, or name an --out on another disk.",
         )
-
-
-def _free(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
 
 
 @dataclass(frozen=True, slots=True)
