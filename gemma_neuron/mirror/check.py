@@ -13,10 +13,10 @@ from blake3 import blake3
 from gemma_neuron.artifacts import FileEntry
 from gemma_neuron.errors import IntegrityError, UsageError
 from gemma_neuron.mirror.client import worth_retrying
-from gemma_neuron.mirror.layout import LOOSE_STEM, MARKER_SUFFIX, blob_key, port_id
+from gemma_neuron.mirror.layout import LOOSE_STEM, MARKER_SUFFIX, blob_key, port_id, read_set
 from gemma_neuron.mirror.location import S3Location
 from gemma_neuron.mirror.owner import OWNER_KEY, OwnerRecord, read_record
-from gemma_neuron.mirror.pull import read_set, sets_in_bucket
+from gemma_neuron.mirror.pull import sets_in_bucket
 from gemma_neuron.mirror.store import Store
 from gemma_neuron.port import Port
 from gemma_neuron.transfer import CutShortError, Progress, retrying

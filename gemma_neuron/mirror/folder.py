@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,12 +22,12 @@ from platformdirs import user_cache_path
 
 from gemma_neuron.artifacts import write_json_atomic
 from gemma_neuron.errors import IntegrityError, SourceNotFoundError
-from gemma_neuron.mirror.client import s3_client, s3_errors, worth_retrying
+from gemma_neuron.mirror.client import s3_errors, worth_retrying
 from gemma_neuron.mirror.location import S3Location
+from gemma_neuron.mirror.store import Store
 from gemma_neuron.transfer import (
     PIECE_BYTES,
     WORKERS,
-    CutShortError,
     Progress,
     Transfer,
     disk_errors,
@@ -36,8 +36,6 @@ from gemma_neuron.transfer import (
 
 CACHE_VARIABLE = "GEMMA_NEURON_CACHE"
 STATE_NAME = ".fetched.json"
-CHUNK_BYTES = 128 * 1024
-"""Read from a connection at once: what is lost when it is cut in between."""
 MOST_OBJECTS = 10_000
 """Directly under a prefix; a checkpoint has tens."""
 SIMPLE_ETAG = re.compile(r"[0-9a-f]{32}")
@@ -62,14 +60,14 @@ class S3Folder:
         """List the prefix. Raises UsageError, SourceNotFoundError, AccessError or NetworkError."""
         self.uri, self.tell = uri, tell
         self.location = S3Location.parse(uri)
-        self.client = s3_client()
+        self.store = Store(self.location)
         with s3_errors(uri, self.location.bucket):
             self.objects = self._list()
         if not self.objects:
             raise SourceNotFoundError(
                 f"There is no object directly under {self.location}/.", "Check the prefix."
             )
-        self.folder = cache_folder(self.location, self.client.meta.endpoint_url)
+        self.folder = cache_folder(self.location, self.store.client.meta.endpoint_url)
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -96,19 +94,11 @@ class S3Folder:
 
     def stream(self, name: str, offset: int, count: int) -> Iterator[bytes]:
         """The bytes of a range of the object as it was listed, in pieces."""
-        answer = self.client.get_object(
-            **self._named(name),
-            IfMatch=f'"{self.objects[name].etag}"',
-            Range=f"bytes={offset}-{offset + count - 1}",
-        )
-        with closing(answer["Body"]) as body:
-            if answer["ContentLength"] != count:
-                raise CutShortError(f"{answer['ContentLength']:,} bytes for a range of {count:,}")
-            yield from body.iter_chunks(CHUNK_BYTES)
+        return self.store.stream(name, offset, count, f'"{self.objects[name].etag}"')
 
     def _list(self) -> dict[str, S3Object]:
         prefix = self.location.key("")
-        pages = self.client.get_paginator("list_objects_v2").paginate(
+        pages = self.store.client.get_paginator("list_objects_v2").paginate(
             Bucket=self.location.bucket, Prefix=prefix, Delimiter="/"
         )
         objects = {}
@@ -123,9 +113,6 @@ class S3Folder:
                     "Name the prefix that holds config.json.",
                 )
         return objects
-
-    def _named(self, name: str) -> dict[str, str]:
-        return {"Bucket": self.location.bucket, "Key": self.location.key(name)}
 
     def _transfer(self, name: str) -> Transfer:
         found = self.objects[name]
@@ -164,7 +151,7 @@ class S3Folder:
         https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html: MD5 of a plain upload; of one in parts
         the MD5 of the parts' MD5s and their number.
         """
-        head = self.client.head_object(**self._named(name), PartNumber=1)
+        head = self.store.client.head_object(**self.store.at(name), PartNumber=1)
         etag = self.objects[name].etag
         if str(head.get("ServerSideEncryption", "")).startswith("aws:kms"):
             return "", ""

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from gemma_neuron.artifacts import CommittedSet, Manifest, digest_bytes
 from gemma_neuron.errors import IntegrityError
 from gemma_neuron.mirror.location import S3Location
+from gemma_neuron.mirror.store import Store
 from gemma_neuron.names import is_plain_file_name
 from gemma_neuron.port import RECORD_NAME, Port
 
@@ -118,7 +119,18 @@ class MirroredMarker(BaseModel):
         return (self.model_dump_json() + "\n").encode()
 
 
-def read_pair(marker: bytes, manifest: bytes, where: str) -> MirroredManifest:
+def read_set(store: Store, name: SetName) -> MirroredManifest:
+    """A set's manifest in the bucket. Raises IntegrityError when marker and manifest do not belong together."""
+    marker, manifest = (store.read(name.key + end) for end in (MARKER_SUFFIX, MANIFEST_SUFFIX))
+    if marker is None or manifest is None:
+        raise IntegrityError(
+            f"{store.location}/{name.key} has no {'marker' if marker is None else 'manifest'}.",
+            "Push it again from a machine that has the port.",
+        )
+    return _read_pair(marker.data, manifest.data, f"{store.location}/{name.key}")
+
+
+def _read_pair(marker: bytes, manifest: bytes, where: str) -> MirroredManifest:
     """A manifest that its marker vouches for. Raises IntegrityError."""
     try:
         said = MirroredMarker.model_validate_json(marker)

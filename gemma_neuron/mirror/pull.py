@@ -26,12 +26,10 @@ from gemma_neuron.mirror.client import worth_retrying
 from gemma_neuron.mirror.layout import (
     LOOSE_FILES,
     LOOSE_STEM,
-    MANIFEST_SUFFIX,
     MARKER_SUFFIX,
-    MirroredManifest,
     SetName,
     blob_key,
-    read_pair,
+    read_set,
 )
 from gemma_neuron.mirror.store import Store
 from gemma_neuron.transfer import Progress, Transfer, disk_errors, require_room
@@ -56,17 +54,6 @@ def sets_in_bucket(store: Store) -> list[SetName]:
     """The sets with a marker, in the order a new machine needs them. Names no port has are passed over."""
     found = {SetName.of_marker(key) for key, _ in store.listing()}
     return sorted((name for name in found if name is not None), key=lambda name: name.rank)
-
-
-def read_set(store: Store, name: SetName) -> MirroredManifest:
-    """Raises IntegrityError when marker and manifest do not belong together."""
-    marker, manifest = (store.read(name.key + end) for end in (MARKER_SUFFIX, MANIFEST_SUFFIX))
-    if marker is None or manifest is None:
-        raise IntegrityError(
-            f"{store.location}/{name.key} has no {'marker' if marker is None else 'manifest'}.",
-            "Push it again from a machine that has the port.",
-        )
-    return read_pair(marker.data, manifest.data, f"{store.location}/{name.key}")
 
 
 @dataclass

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gemma_neuron.artifacts import FileEntry, Manifest, digest_bytes, digest_file, digest_json
+from gemma_neuron.artifacts import FileEntry, Manifest, digest_bytes
 from gemma_neuron.errors import IntegrityError, OwnerLostError
 from gemma_neuron.mirror.layout import (
     LOOSE_FILES,
@@ -23,13 +23,14 @@ from gemma_neuron.mirror.layout import (
     MirroredMarker,
     SetName,
     blob_key,
-    read_pair,
+    read_set,
     sets_on_disk,
 )
 from gemma_neuron.mirror.owner import Owner
 from gemma_neuron.mirror.parts import FROM_BYTES, upload
 from gemma_neuron.mirror.store import MovedError, Store
 from gemma_neuron.port import Port
+from gemma_neuron.regular_files import FileState
 from gemma_neuron.source_entries import source_entries
 from gemma_neuron.transfer import Progress
 
@@ -56,8 +57,8 @@ class Pusher:
     owner: Owner
     progress: Progress = lambda _: None
     counts: Counts = field(default_factory=Counts)
-    sent: dict[str, str] = field(default_factory=dict)
-    """Set or raw file → digest of what the bucket has of it, as far as this process knows."""
+    sent: dict[str, object] = field(default_factory=dict)
+    """Set or raw file → state of what the bucket has of it, as far as this process knows."""
     check: Callable[[], None] = lambda: None
     """Raises when nothing more is to be sent."""
 
@@ -80,10 +81,10 @@ class Pusher:
         self._commit(name, committed.manifest_path.read_text(encoding="utf-8"))
         self.sent[name.key] = marker
 
-    def loose_state(self) -> str:
-        """Changes when a loose file worth mirroring does."""
+    def loose_state(self) -> dict[str, FileState]:
+        """Changes when a loose file worth mirroring does. It is asked for twice a second: nothing is read."""
         files = [self.port.path / name for name in SETTLED_FILES]
-        return digest_json({f.name: digest_file(f) for f in files if f.is_file()})
+        return {file.name: FileState.of(file) for file in files if file.is_file()}
 
     def push_loose(self) -> None:
         """Send the port's loose files as they are now, as one set."""
@@ -146,23 +147,19 @@ class Pusher:
             self.counts.bytes += len(data)
 
     def _commit(self, name: SetName, local: str) -> None:
+        if self._is_committed(name, local):
+            return
         manifest = MirroredManifest(generation=self.owner.generation, local=local).data()
         marker = MirroredMarker(
             generation=self.owner.generation, manifest=digest_bytes(manifest)
         ).data()
-        if self._is_committed(name, local):
-            return
         self._put_guarded(name.key + MANIFEST_SUFFIX, manifest)
         self._put_guarded(name.key + MARKER_SUFFIX, marker)
 
     def _is_committed(self, name: SetName, local: str) -> bool:
         """Whether the bucket has this very set, whoever wrote it."""
-        marker = self.store.read(name.key + MARKER_SUFFIX)
-        manifest = self.store.read(name.key + MANIFEST_SUFFIX)
-        if marker is None or manifest is None:
-            return False
         try:
-            return read_pair(marker.data, manifest.data, name.key).local == local
+            return read_set(self.store, name).local == local
         except IntegrityError:
             return False
 

@@ -158,21 +158,25 @@ class Store:
             return True
         return False
 
-    def listing(self, under: str = "") -> Iterator[tuple[str, int]]:
-        """(key, bytes) of all objects whose key begins with `under`."""
+    def listing(self) -> Iterator[tuple[str, int]]:
+        """(key, bytes) of all objects."""
         base = self.location.key("")
         with self.errors():
             pages = self.client.get_paginator("list_objects_v2").paginate(
-                **self._always, Prefix=self.location.key(under)
+                **self._always, Prefix=base
             )
             for page in pages:
                 for found in page.get("Contents", []):
                     yield found["Key"][len(base) :], found["Size"]
 
-    def stream(self, key: str, offset: int, count: int) -> Iterator[bytes]:
-        """The bytes of a range, in pieces. Raises CutShortError and the client's own errors."""
+    def stream(self, key: str, offset: int, count: int, etag: str | None = None) -> Iterator[bytes]:
+        """The bytes of a range, in pieces; of the object with this ETag alone, if one is given.
+
+        Raises CutShortError and the client's own errors.
+        """
+        condition = {} if etag is None else {"IfMatch": etag}
         answer = self.client.get_object(
-            **self.at(key), Range=f"bytes={offset}-{offset + count - 1}"
+            **self.at(key), **condition, Range=f"bytes={offset}-{offset + count - 1}"
         )
         with closing(answer["Body"]) as body:
             if answer["ContentLength"] != count:
