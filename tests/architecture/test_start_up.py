@@ -82,18 +82,28 @@ def test_commands_are_these() -> None:
     assert sorted(names) == COMMANDS
 
 
+def cpu_seconds(*command: str) -> float:
+    """What one run of Python costs: CPU or wall seconds, whichever is less, so that other work does not count."""
+    before, started = os.times(), time.monotonic()
+    done = subprocess.run([sys.executable, *command], capture_output=True, check=False)
+    after = os.times()
+    assert done.returncode == 0, done.stderr
+    cpu = after.children_user - before.children_user + after.children_system - before.children_system
+    return min(cpu, time.monotonic() - started)
+
+
 def test_help_and_plan_start_fast(config_only: Path) -> None:
-    """CPU seconds, median of five: what the commands cost, whatever else the machine does."""
-    for limit, arguments in ((0.4, ["--help"]), (1.0, ["plan", str(config_only), "--tp", "2"])):
-        seconds = []
-        for _ in range(5):
-            before = os.times()
-            started = time.monotonic()
-            command = [sys.executable, "-m", "gemma_neuron", *arguments]
-            done = subprocess.run(command, capture_output=True, check=False)
-            after = os.times()
-            assert done.returncode == 0, done.stderr
-            cpu = after.children_user - before.children_user
-            cpu += after.children_system - before.children_system
-            seconds.append(min(cpu, time.monotonic() - started))
-        assert statistics.median(seconds) < limit
+    """Medians of five. The bars, 0.4 and 1.0 s, hold where importing the libraries alone takes 0.15 s; a slower machine
+    gets as much more as it is slower."""
+    commands = {
+        "libraries": ("-c", "import pydantic, typer"),
+        "help": ("-m", "gemma_neuron", "--help"),
+        "plan": ("-m", "gemma_neuron", "plan", str(config_only), "--tp", "2"),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(5):  # in turn, so that all see the same machine
+        for name, command in commands.items():
+            seconds[name].append(cpu_seconds(*command))
+    median = {name: statistics.median(taken) for name, taken in seconds.items()}
+    slower = max(1.0, median["libraries"] / 0.15)
+    assert median["help"] < 0.4 * slower and median["plan"] < 1.0 * slower, median

@@ -30,7 +30,8 @@ ERRORS: dict[int, type[GemmaNeuronError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A recognised message. `retry`: worth one more try as it is. `shown`: the line that was recognised."""
+    """A recognised message. `retry`: worth one more try, for want of memory a try with nothing beside it. `shown`: the line
+    that was recognised."""
 
     kind: str
     exit_code: int
