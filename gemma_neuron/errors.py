@@ -134,12 +134,15 @@ class CompileError(GemmaNeuronError):
 class CompilerFaultError(CompileError):
     """The compiler ended without a word against the graph (killed, crashed, stalled): another try may succeed.
 
-    `signature`: what makes two such ends the same.
+    `signature`: what makes two such ends the same. `of_memory`: it says that the host's memory was the reason.
     """
 
-    def __init__(self, message: str, hint: str = "", *, signature: str) -> None:
+    def __init__(
+        self, message: str, hint: str = "", *, signature: str, of_memory: bool = False
+    ) -> None:
         super().__init__(message, hint)
         self.signature = signature
+        self.of_memory = of_memory
 
 
 class ValidationFailed(GemmaNeuronError):

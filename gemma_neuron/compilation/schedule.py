@@ -201,6 +201,10 @@ class Schedule(Generic[Job, Result]):
         if passing and self._memory.killed_by_kernel():
             self._events.emit("oom_killed", **facts, why=str(error))
             self._short_of_memory(running, "killed by the kernel")
+        elif isinstance(error, CompilerFaultError) and error.of_memory and running.company:
+            # Alone it would be another matter: "killed" is all such a compiler says, and anyone may have killed it.
+            self._events.emit("compiler_failed", **facts, signature=error.signature, why=str(error))
+            self._short_of_memory(running, error.signature)
         elif isinstance(error, ReplicaDownError | CompilerFaultError):
             self._again(job, error, error.signature, facts)
         else:

@@ -88,7 +88,9 @@ def cpu_seconds(*command: str) -> float:
     done = subprocess.run([sys.executable, *command], capture_output=True, check=False)
     after = os.times()
     assert done.returncode == 0, done.stderr
-    cpu = after.children_user - before.children_user + after.children_system - before.children_system
+    cpu = (
+        after.children_user - before.children_user + after.children_system - before.children_system
+    )
     return min(cpu, time.monotonic() - started)
 
 

@@ -119,6 +119,19 @@ def test_two_ends_of_different_kinds_are_no_poison(shop: Shop) -> None:
     assert shop.starts("decode") == 4
 
 
+def test_a_compiler_short_of_memory_is_tried_again_with_nothing_beside_it(shop: Shop) -> None:
+    """The kernel's counters may not show it (another group's, no group at all): what the compiler said is enough."""
+    units = {"decode": ("after prefill; crash killed", ""), "prefill": ("after decode; sleep 0.5",)}
+    units |= {"score": ("sleep 0.2",)}
+    assert sorted(shop.run(units, most=2)) == ["decode", "prefill", "score"]
+    (retry,) = shop.of("retry", "decode")
+    assert (retry["at_once"], retry["why"]) == (1, "killed")
+    alone = shop.of("worker_started", "decode")[1]
+    said = [facts for _, _, facts in shop.said]
+    ended = [i for i, facts in enumerate(said) if facts["unit"] in ("prefill", "score")]
+    assert said.index(alone) > max(ended)
+
+
 @pytest.mark.parametrize(
     ("how", "says"), [("refuse too-large", "The graph is too-large."), ("break off", "ValueError")]
 )

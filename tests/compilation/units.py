@@ -59,7 +59,8 @@ def _do(what: str, amount: str) -> None:
     elif what == "exit":
         os._exit(int(amount))
     elif what == "crash":
-        raise CompilerFaultError(f"The compiler {amount}.", "Wait.", signature=amount)
+        of_memory = amount == "killed"
+        raise CompilerFaultError(f"It {amount}.", "Wait.", signature=amount, of_memory=of_memory)
     elif what == "allocate":
         _allocate(*map(float, amount.split()))
     elif what == "refuse":

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gemma_neuron.backends.neuron.diagnose import diagnose, explained
+from gemma_neuron.backends.neuron.diagnose import OUT_OF_HOST_MEMORY, diagnose, explained
 from gemma_neuron.errors import CompileError, EnvironmentProblem
 
 MESSAGES = [
@@ -72,10 +72,10 @@ def test_a_message_has_a_class_an_exit_code_and_a_remedy(text: str, kind: str, c
 
 
 def test_faults_of_the_compiler_or_of_the_moment_are_tried_again_and_no_others() -> None:
-    """Memory is of the moment: the schedule tries such a unit again with nothing beside it."""
+    """Memory is of the moment: what else ran took some of it."""
     tried = {kind for text, kind, _ in MESSAGES if (d := diagnose(text)) is not None and d.retry}
     of_the_compiler = {"compiler aborted", "internal layout error", "internal compiler error"}
-    assert tried == of_the_compiler | {"out of host memory"}
+    assert tried == of_the_compiler | {OUT_OF_HOST_MEMORY}
 
 
 def test_an_unknown_message_is_shown_as_it_is_and_never_classified() -> None:

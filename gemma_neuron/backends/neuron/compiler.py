@@ -18,7 +18,7 @@ from gemma_neuron.artifacts import sync_folder
 from gemma_neuron.backends.base import BuiltUnit, Limits
 from gemma_neuron.backends.neuron import environment, sdk
 from gemma_neuron.backends.neuron.audit import check_rank_files
-from gemma_neuron.backends.neuron.diagnose import chain, diagnose, explained
+from gemma_neuron.backends.neuron.diagnose import OUT_OF_HOST_MEMORY, chain, diagnose, explained
 from gemma_neuron.backends.neuron.flags import LOGICAL_CORES, flags
 from gemma_neuron.backends.neuron.interface import (
     INTERFACE_NAME,
@@ -136,7 +136,8 @@ def _failure(traced: Traced, folder: Path, error: Exception) -> GemmaNeuronError
     found = diagnose(text)
     if found is None or not found.retry:
         return meant
-    return CompilerFaultError(meant.message, meant.hint, signature=found.kind)
+    of_memory = found.kind == OUT_OF_HOST_MEMORY
+    return CompilerFaultError(meant.message, meant.hint, signature=found.kind, of_memory=of_memory)
 
 
 def _logs(work: Path) -> str:

@@ -20,6 +20,7 @@ from gemma_neuron.errors import (
 )
 
 LONGEST_SHOWN = 2000
+OUT_OF_HOST_MEMORY = "out of host memory"  # a kind of messages.json
 ERRORS: dict[int, type[GemmaNeuronError]] = {
     4: DoesNotFitError,
     5: IntegrityError,
@@ -30,8 +31,7 @@ ERRORS: dict[int, type[GemmaNeuronError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A recognised message. `retry`: worth one more try, for want of memory a try with nothing beside it. `shown`: the line
-    that was recognised."""
+    """A recognised message. `retry`: worth one more try. `shown`: the line that was recognised."""
 
     kind: str
     exit_code: int
