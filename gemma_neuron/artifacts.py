@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -156,6 +157,32 @@ def writing_failed(path: Path, error: OSError) -> EnvironmentProblem:
 
 def write_json_atomic(path: Path, value: object) -> None:
     write_atomic(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+
+
+def append_json_line(path: Path, line: dict[str, Any]) -> None:
+    """Append one JSON line with its time, fsynced."""
+    text = json.dumps({"time": round(time.time(), 3), **line}, sort_keys=True) + "\n"
+    with path.open("ab+") as file:
+        if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+            file.write(b"\n")  # a line torn by a crash stays alone
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file of lines; what a crash or an editor left that is none is passed over."""
+    if not path.is_file():
+        return []
+    lines = []
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            found = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            lines.append(found)
+    return lines
 
 
 def remove_partials(folder: Path) -> list[str]:

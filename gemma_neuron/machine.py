@@ -1,4 +1,4 @@
-"""How much memory a process here may use and how much is left: the machine's, or less where a container says so.
+"""What this machine is to a process: the memory it may use, its own or less in a container, and the CPU's capability.
 
 In: nothing, or a root folder to read `/proc` and `/sys` under. Control groups of both versions are
 read, and of a group's ancestors too: the smallest limit counts.
@@ -7,8 +7,10 @@ read, and of a group's ancestors too: the smallest limit counts.
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 GIB = 2**30
@@ -73,6 +75,24 @@ def instance_type(root: Path = Path("/")) -> str:
         return (root / "sys/devices/virtual/dmi/id/product_name").read_text().strip()
     except OSError:
         return ""
+
+
+@cache
+def cpu_capability() -> str:
+    """torch's name for the vector instructions generated code will use (AVX2, AVX512, …).
+
+    Read from the kernel's flags as torch does, so that nobody needs torch to tell two machines apart.
+    """
+    info = Path("/proc/cpuinfo")
+    if not info.is_file():
+        return platform.machine()
+    flags: set[str] = set()
+    for line in info.read_text().splitlines():
+        if line.startswith(("flags", "Features")):
+            flags = set(line.split(":", 1)[1].split())
+            break
+    wanted = ("avx512f", "avx512bw", "avx512vl", "avx512_bf16", "amx_tile", "avx2", "fma", "asimd")
+    return "+".join(flag for flag in (*wanted, "sve") if flag in flags) or "scalar"
 
 
 def _machine_bytes(root: Path) -> int:

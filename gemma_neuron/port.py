@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +13,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from gemma_neuron.artifacts import (
     PARTIAL_SUFFIX,
     CommittedSet,
+    append_json_line,
     digest_json,
+    json_lines,
     remove_partials,
     write_json_atomic,
 )
@@ -201,20 +201,14 @@ class Port:
 
     def append(self, name: str, line: dict[str, Any]) -> None:
         """Append one JSON line with its time to `ledger.jsonl` or `events.jsonl`, fsynced."""
-        text = json.dumps({"time": round(time.time(), 3), **line}, sort_keys=True) + "\n"
-        with (self.path / name).open("ab+") as file:
-            if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
-                file.write(b"\n")  # a line torn by a crash stays alone
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        append_json_line(self.path / name, line)
 
     def ledger(self) -> list[dict[str, Any]]:
         """All ledger lines; a last line torn by a crash is left out."""
-        return _json_lines(self.path / "ledger.jsonl")
+        return json_lines(self.path / "ledger.jsonl")
 
     def events(self) -> list[dict[str, Any]]:
-        return _json_lines(self.path / "events.jsonl")
+        return json_lines(self.path / "events.jsonl")
 
     def _bytes(self, name: str) -> bytes:
         file = self.path / name
@@ -224,21 +218,6 @@ class Port:
                 "Run `gemma-neuron compile` again with the same arguments.",
             )
         return file.read_bytes()
-
-
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file of lines; what a crash or an editor left that is none is passed over."""
-    if not path.is_file():
-        return []
-    lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            found = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(found, dict):
-            lines.append(found)
-    return lines
 
 
 OWN_PARTS = ("", "source", "weights", "graphs", "golden")

@@ -13,6 +13,7 @@ from gemma_neuron.artifacts import write_json_atomic
 from gemma_neuron.backends.base import Backend, CompileSpec, Dtype
 from gemma_neuron.compilation.buckets import choose_buckets, choose_context, choose_slots
 from gemma_neuron.errors import CheckpointError, SourceChangedError, TemplateError, UsageError
+from gemma_neuron.pipeline.locking import locked
 from gemma_neuron.pipeline.request import CompileRequest, run_dtype
 from gemma_neuron.pipeline.sources import Watch, examined, fetch, open_any
 from gemma_neuron.port import (
@@ -115,29 +116,13 @@ def _require_text(source: Source) -> None:
 @contextmanager
 def only_worker(prepared: Prepared) -> Iterator[None]:
     """Hold the port against a second process, clean up after a killed one, write the port's front."""
-    from filelock import FileLock, Timeout
-
     path = prepared.port.path
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path / LOCK_NAME)
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise UsageError(
-            f"Another process works on {path}.", "Wait for it, or name another --out."
-        ) from error
-    except OSError as error:
-        raise UsageError(
-            f"--out {path} cannot be written: {error.strerror or error}.", "Name another folder."
-        ) from error
-    try:
+    with locked(path, LOCK_NAME):
         # another run may have made a port of it between the first look and the lock
         check_out_folder(path, prepared.record.fingerprints)
         remove_leftovers(path)
         _write_front(prepared)
         yield
-    finally:
-        lock.release()
 
 
 def _spec(request: CompileRequest, audit: Audit, dtype: Dtype, chosen: Backend) -> CompileSpec:

@@ -17,8 +17,9 @@ from gemma_neuron.backends.base import (
     Runner,
     TracedUnit,
 )
-from gemma_neuron.backends.cpu.toolchain import cpu_capability, find_compiler, host_key
+from gemma_neuron.backends.cpu.toolchain import find_compiler, host_key
 from gemma_neuron.errors import CompilerMissingError
+from gemma_neuron.machine import cpu_capability
 
 if TYPE_CHECKING:
     from gemma_neuron.backends.cpu.compiler import Traced

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from gemma_neuron.errors import CompilerMissingError
+from gemma_neuron.machine import cpu_capability
 
 CANDIDATES = ("g++", "clang++", "c++")
 PROBE_SECONDS = 60
@@ -57,26 +58,6 @@ def find_compiler() -> Compiler:
             raise missing_compiler(f"{path} failed on a small program: {first}")
     shown = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
     return Compiler(path, (shown.splitlines() or ["unknown"])[0])
-
-
-@cache
-def cpu_capability() -> str:
-    """torch's name for the vector instructions generated code will use (AVX2, AVX512, …).
-
-    Read from the kernel's flags as torch does, so that a reused unit needs no torch to be recognised.
-    """
-    info = Path("/proc/cpuinfo")
-    if not info.is_file():
-        import platform
-
-        return platform.machine()
-    flags: set[str] = set()
-    for line in info.read_text().splitlines():
-        if line.startswith(("flags", "Features")):
-            flags = set(line.split(":", 1)[1].split())
-            break
-    wanted = ("avx512f", "avx512bw", "avx512vl", "avx512_bf16", "amx_tile", "avx2", "fma", "asimd")
-    return "+".join(flag for flag in (*wanted, "sve") if flag in flags) or "scalar"
 
 
 def host_key() -> dict[str, str]:
