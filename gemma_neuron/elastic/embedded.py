@@ -54,10 +54,19 @@ class _Worker:
 
 
 class EmbeddedEngine:
-    """Workers on this machine. `limit`: how many there may be at once; `preload`: modules for the server."""
+    """Workers on this machine. `limit`: how many there may be at once; `preload`: modules for the server.
 
-    def __init__(self, preload: Sequence[str] = (), limit: int = EMBEDDED_LIMIT) -> None:
-        self.limit = limit
+    `regrow_seconds`: how long the place of a worker that was ended stays empty.
+    """
+
+    def __init__(
+        self,
+        preload: Sequence[str] = (),
+        limit: int = EMBEDDED_LIMIT,
+        regrow_seconds: float = 0.0,
+    ) -> None:
+        self.limit, self.regrow_seconds = limit, regrow_seconds
+        self._free_from: list[float] = []
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(preload))
         self._workers: dict[WorkerHandle, _Worker] = {}
@@ -155,6 +164,7 @@ class EmbeddedEngine:
             os.killpg(handle.pid, signal.SIGKILL)
         worker.process.kill()
         worker.process.join(REAP_SECONDS)
+        self._free_from.append(time.monotonic() + self.regrow_seconds)
         for pipe in (worker.calls, worker.beats, worker.lifeline):
             pipe.close()
         self._tell_guard(f"-{handle.pid}")
@@ -171,8 +181,10 @@ class EmbeddedEngine:
             self._guard[1].send_bytes(message.encode())
 
     def capacity(self) -> int:
-        """Room under `limit`."""
-        return max(0, self.limit - len(self._workers))
+        """Room under `limit`, less the places that stay empty for a while."""
+        now = time.monotonic()
+        self._free_from = [free for free in self._free_from if free > now]
+        return max(0, self.limit - len(self._workers) - len(self._free_from))
 
     def close(self) -> None:
         """End all workers at once."""

@@ -44,6 +44,8 @@ class Manager:
         self._specs = {spec.rank: spec for spec in specs}
         self._active: dict[int, WorkerHandle] = {}
         self._available: frozenset[int] = frozenset()
+        self.survivor_seconds = SURVIVOR_SECONDS
+        """What survivors of a broken call have to leave it, before they are ended."""
         self._stop = threading.Event()
         self._monitor: threading.Thread | None = None
 
@@ -96,8 +98,15 @@ class Manager:
         if handle is not None:
             self.engine.kill(handle)
 
-    def wait_for_replicas(self, minimum: int, poll_interval: float, timeout: float | None) -> None:
-        """Start replicas until at least `minimum` are active; all there is room for. Raises TimeoutError."""
+    def wait_for_replicas(
+        self,
+        minimum: int,
+        poll_interval: float,
+        timeout: float | None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start replicas until at least `minimum` are active; all there is room for. Raises TimeoutError, and what
+        `meanwhile`, called between two tries, raises."""
         end = None if timeout is None else time.monotonic() + timeout
         self._settle()
         while True:
@@ -108,12 +117,13 @@ class Manager:
                 raise TimeoutError(
                     f"{len(self._active)} of {minimum} replicas were active after {timeout:g} s."
                 )
+            meanwhile()
             time.sleep(poll_interval)
 
     def _settle(self) -> None:
-        """Before beginning again: survivors leave the broken call within `SURVIVOR_SECONDS` or are ended, and
+        """Before beginning again: survivors leave the broken call within `survivor_seconds` or are ended, and
         those that died unseen are inactive."""
-        end = time.monotonic() + SURVIVOR_SECONDS
+        end = time.monotonic() + self.survivor_seconds
         while self._active:
             left = end - time.monotonic()
             busy = [handle for handle in self.workers if self.engine.busy(handle)]
@@ -148,10 +158,16 @@ class Manager:
         retry_policy: RetryPolicy | None = None,
         pre_callback: Callable[[], None] | None = None,
         on_elastic_event_callback: EventCallback | None = None,
+        *,
+        meanwhile: Callable[[], None] = lambda: None,
+        tells_resumed: bool = False,
     ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
         """Decorate a function that uses `workers`. None waits for all (pause-and-resume), a number goes on
         with so many (replica-resize). Raises ElasticRuntimeError when a budget is spent, TimeoutError when too
         few replicas come; everything else the function raises goes through unchanged.
+
+        `meanwhile`: called while replicas are waited for. `tells_resumed`: the function itself says by
+        `events.resumed` when work goes on, since much is to be restored before it does.
         """
         minimum = len(self._specs) if minimum_replica_count is None else minimum_replica_count
         policy = retry_policy or RetryPolicy()
@@ -165,10 +181,11 @@ class Manager:
             def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
                 spent: dict[ElasticEventKind, int] = {}
                 while True:
-                    self.wait_for_replicas(minimum, poll_interval, timeout)
+                    self.wait_for_replicas(minimum, poll_interval, timeout, meanwhile)
                     if pre_callback is not None:
                         pre_callback()
-                    self.events.resumed(replicas=len(self._active))
+                    if not tells_resumed:
+                        self.events.resumed(replicas=len(self._active))
                     try:
                         return function(*args, **kwargs)
                     except Exception as error:
