@@ -49,6 +49,13 @@ def counts(text: str | None, flag: str) -> tuple[int, ...] | None:
     return tuple(count(part, flag) or 0 for part in text.split(","))
 
 
+def choice(text: str, flag: str, known: tuple[str, ...]) -> str:
+    """`text`, one of `known`. Raises SettingsError naming the flag."""
+    if text not in known:
+        raise SettingsError(f"{flag} {text!r} is none of {', '.join(known)}.", f"{flag} {known[0]}")
+    return text
+
+
 def level_range(text: str | None) -> frozenset[int] | None:
     """`0-6`, `0,3` or `2` → level numbers; None stays None. Raises SettingsError."""
     if text is None:

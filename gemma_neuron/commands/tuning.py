@@ -1,14 +1,92 @@
-"""`merge`: an adapter into its base."""
+"""`tune` and `merge`: an adapter trained, and an adapter into its base."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 import typer
 
+from gemma_neuron import settings
+from gemma_neuron.commands import tune_options as flags
 from gemma_neuron.commands.options import Json, SourceArg
-from gemma_neuron.render import emit_json, emit_lines
+from gemma_neuron.render import emit_json, emit_lines, notice
+
+
+def tune(
+    source: SourceArg,
+    data: flags.Data,
+    out: flags.AdapterOut,
+    replicas: flags.Replicas = None,
+    threads: flags.Threads = None,
+    epochs: flags.Epochs = 3.0,
+    steps: flags.Steps = None,
+    batch: flags.Batch = 8,
+    learning_rate: flags.LearningRate = 2e-4,
+    rank: flags.Rank = 8,
+    alpha: flags.Alpha = None,
+    targets: flags.Targets = None,
+    dropout: flags.Dropout = 0.0,
+    seed: flags.Seed = 0,
+    dtype: flags.TuneDtype = "float32",
+    max_length: flags.MaxLength = None,
+    save_every: flags.SaveEvery = 20,
+    keep: flags.Keep = 3,
+    elastic: flags.Elastic = "pause",
+    min_replicas: flags.MinReplicas = None,
+    regrow_after: flags.RegrowAfter = 10.0,
+    hang_after: flags.HangAfter = 10.0,
+    max_failures: flags.MaxFailures = 10,
+    device: flags.Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Train a LoRA adapter on conversations, on workers that may die."""
+    from gemma_neuron.pipeline.tuning import TuneRequest, tuned
+    from gemma_neuron.render import Ticker
+    from gemma_neuron.render.download import Download
+    from gemma_neuron.render.tuning import lines
+    from gemma_neuron.tuning.recipe import PROJECTIONS
+
+    mode = settings.choice(elastic, "--elastic", ("pause", "resize"))
+    request = TuneRequest(
+        data=data,
+        out=out,
+        replicas=replicas,
+        threads=threads,
+        device=device,
+        epochs=epochs,
+        steps=steps,
+        batch=batch,
+        learning_rate=learning_rate,
+        rank=rank,
+        alpha=alpha,
+        targets=PROJECTIONS if targets is None else tuple(targets.split(",")),
+        dropout=dropout,
+        seed=seed,
+        dtype=settings.choice(dtype, "--dtype", ("float32", "bfloat16")),
+        max_length=settings.count(max_length, "--max-length"),
+        save_every=save_every,
+        keep=keep,
+        elastic=cast("Literal['pause', 'resize']", mode),
+        min_replicas=min_replicas,
+        regrow_after=regrow_after,
+        hang_after=hang_after,
+        max_failures=max_failures,
+    )
+    ticker = Ticker()
+    found = tuned(
+        source,
+        request,
+        notice=notice,
+        reading=ticker,
+        look=lambda where: ticker(str(where)),
+        watch=Download(),
+    )
+    ticker.close()
+    if as_json:
+        emit_json(found.to_json())
+    else:
+        emit_lines(lines(found))
 
 
 def merge(

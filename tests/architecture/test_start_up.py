@@ -26,6 +26,7 @@ COMMANDS = [
     "plan",
     "serve-local",
     "shard",
+    "tune",
     "validate",
 ]
 PROBE = """

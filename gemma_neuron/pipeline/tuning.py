@@ -1,0 +1,257 @@
+"""`tune`: what is asked for made into one run; what can be refused is refused before weights are fetched."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gemma_neuron import __version__
+from gemma_neuron.artifacts import append_json_line, digest_bytes, digest_file, write_atomic
+from gemma_neuron.elastic.events import EventLog
+from gemma_neuron.elastic.metadata import InstanceMetadata
+from gemma_neuron.elastic.notice import Notices
+from gemma_neuron.errors import EnvironmentProblem, UsageError
+from gemma_neuron.pipeline.locking import locked
+from gemma_neuron.pipeline.sources import UNWATCHED, Watch, examined, fetch, open_any
+from gemma_neuron.tuning.plan import ElasticMode, Progress, Supervision, Tuned
+from gemma_neuron.tuning.recipe import PROJECTIONS, Recipe
+
+if TYPE_CHECKING:
+    from gemma_neuron.tuning.record import RunRecord
+
+Notice = Callable[[str], None]
+Look = Callable[[Progress], None]
+LONGEST = 2048
+"""Tokens of a sample where --max-length says nothing; the model's own limit may be lower."""
+NO_NEURON = (
+    "Training on Inferentia2 has ended: the Neuron SDK does not support PyTorch/XLA training since 2.30, and the "
+    "graphs that this toolkit builds for NeuronCores run forward only"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneRequest:
+    """What `tune` was asked for. Times in seconds; None is a default that depends on model or machine."""
+
+    data: Path
+    out: Path
+    replicas: int | None = None
+    threads: int | None = None
+    device: str = "auto"
+    epochs: float = 3.0
+    steps: int | None = None
+    batch: int = 8
+    learning_rate: float = 2e-4
+    rank: int = 8
+    alpha: int | None = None
+    targets: tuple[str, ...] = PROJECTIONS
+    dropout: float = 0.0
+    seed: int = 0
+    dtype: str = "float32"
+    max_length: int | None = None
+    save_every: int = 20
+    keep: int = 3
+    elastic: ElasticMode = "pause"
+    min_replicas: int | None = None
+    regrow_after: float = 10.0
+    hang_after: float = 10.0
+    max_failures: int = 10
+    wait_for: float = 300.0
+
+
+def tuned(
+    source_text: str,
+    request: TuneRequest,
+    *,
+    notice: Notice,
+    reading: Notice = lambda _: None,
+    look: Look = lambda _: None,
+    watch: Watch = UNWATCHED,
+) -> Tuned:
+    """Train an adapter, or go on with one. `reading`, `look`: progress through the data, and of the training.
+
+    Raises UsageError (DataError for the data), what a source can raise, and what `Tuning.run` raises.
+    """
+    from gemma_neuron.tuning.published import published
+    from gemma_neuron.tuning.record import EVENTS_NAME, LOCK_NAME, SAMPLES, SCRATCH, open_folder
+    from gemma_neuron.tuning.run import Surroundings, Tuning
+
+    asked = _supervision(request, notice)
+    source = open_any(source_text, watch)
+    record, samples = _record(source_text, source.folder, examined(source), request, reading)
+    out = request.out
+    with locked(out, LOCK_NAME):
+        open_folder(out, record)
+        facts = published(out, record)
+        if facts is not None:
+            notice("the adapter is finished: nothing is left to do")
+            return _as_it_is(out, facts)
+        if fetch(source, watch):
+            examined(source)
+        write_atomic(out / SCRATCH / SAMPLES, samples)
+        events = EventLog(
+            lambda event, fields: append_json_line(out / EVENTS_NAME, {"event": event} | fields)
+        )
+        events.emit("started", run=record.id, replicas=asked.replicas)
+        with Notices(events, InstanceMetadata.here(), notice) as notices:
+            around = Surroundings(notices=notices, events=events, tell=notice, progress=look)
+            return Tuning(source.folder, out, record, asked, around).run()
+
+
+def _supervision(request: TuneRequest, notice: Notice) -> Supervision:
+    device, count = _device(request, notice)
+    replicas = request.replicas if request.replicas is not None else max(1, count)
+    if device == "cuda" and replicas > count:
+        raise UsageError(
+            f"--replicas {replicas}: torch sees {count} CUDA devices, and each replica needs one of its own.",
+            f"--replicas {count}",
+        )
+    minimum = request.min_replicas
+    if request.elastic == "pause" and minimum is not None:
+        raise UsageError(
+            "--min-replicas goes with --elastic resize; pause waits for all replicas.",
+            "--elastic resize",
+        )
+    if request.elastic == "resize":
+        minimum = 1 if minimum is None else minimum
+        if not 1 <= minimum <= replicas:
+            raise UsageError(
+                f"--min-replicas {minimum} is not between 1 and --replicas {replicas}.",
+                "Lower it.",
+            )
+    return Supervision(
+        replicas=replicas,
+        minimum=minimum,
+        save_every=request.save_every,
+        keep=request.keep,
+        regrow_seconds=request.regrow_after,
+        hang_seconds=request.hang_after,
+        max_failures=request.max_failures,
+        wait_seconds=request.wait_for,
+        device=device,
+        threads=request.threads or max(1, len(os.sched_getaffinity(0)) // replicas),
+    )
+
+
+def _device(request: TuneRequest, notice: Notice) -> tuple[str, int]:
+    """cpu or cuda, and how many CUDA devices torch sees."""
+    if request.device not in ("auto", "cpu", "cuda"):
+        if request.device == "neuron":
+            raise UsageError(f"--device neuron: {NO_NEURON}.", "--device cpu, or a GPU machine.")
+        raise UsageError(f"--device {request.device} is none of auto, cpu, cuda.", "--device cpu")
+    if importlib.util.find_spec("peft") is None:
+        raise EnvironmentProblem(
+            "`tune` puts its adapters on the model with peft, which is not installed.",
+            "pip install 'gemma-neuron[tune]'",
+        )
+    count = _cuda_devices() if request.device != "cpu" else 0
+    if request.device == "cuda" and not count:
+        raise UsageError("--device cuda: torch sees no CUDA device here.", "--device cpu")
+    if request.device == "auto" and not count and Path("/dev/neuron0").exists():
+        notice(f"device: cpu. {NO_NEURON}")
+    return ("cuda" if count else "cpu"), count
+
+
+def _cuda_devices() -> int:
+    if not Path("/dev/nvidiactl").exists():
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _record(
+    source_text: str, folder: Path, audit: Any, request: TuneRequest, reading: Notice
+) -> tuple[RunRecord, bytes]:
+    """The run's identity and its sample file. Raises DataError, TemplateError, UsageError."""
+    from gemma_neuron.chat import load_chat_assets
+    from gemma_neuron.tuning.data import read_samples, sample_file
+    from gemma_neuron.tuning.record import RunRecord
+
+    limit = _longest(audit, request.max_length)
+    assets = load_chat_assets(folder)
+    try:
+        samples = read_samples(request.data, assets, limit, reading)
+    finally:
+        if assets.template is not None:
+            assets.template.close()
+    data = sample_file(samples)
+    local = Path(source_text)
+    record = RunRecord(
+        base=audit.report.checkpoint_digest,
+        samples=digest_bytes(data),
+        recipe=_recipe(request, len(samples)),
+        model=local.resolve().name if local.is_dir() else source_text,
+        data=request.data.name,
+        versions={
+            "gemma-neuron": __version__,
+            **{
+                name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft")
+            },
+        },
+    )
+    return record, data
+
+
+def _longest(audit: Any, asked: int | None) -> int:
+    most = int(audit.geometry.max_context)
+    if asked is not None and not 2 <= asked <= most:
+        raise UsageError(
+            f"--max-length {asked} is not between 2 and the model's {most} positions.",
+            f"--max-length {most}",
+        )
+    return asked if asked is not None else min(LONGEST, most)
+
+
+def _recipe(request: TuneRequest, samples: int) -> Recipe:
+    unknown = [name for name in request.targets if name not in PROJECTIONS]
+    if unknown or not request.targets:
+        raise UsageError(
+            f"--targets {','.join(request.targets)}: {', '.join(unknown) or 'nothing'} is no projection of a layer.",
+            f"Of {', '.join(PROJECTIONS)}.",
+        )
+    last = round(samples * request.epochs)
+    if request.steps is not None:
+        last = request.steps * request.batch
+    if last < 1:
+        raise UsageError(
+            f"--epochs {request.epochs:g} of {samples} samples is not one sample.", "--epochs 1"
+        )
+    return Recipe(
+        rank=request.rank,
+        alpha=2 * request.rank if request.alpha is None else request.alpha,
+        targets=tuple(name for name in PROJECTIONS if name in request.targets),
+        dropout=request.dropout,
+        learning_rate=request.learning_rate,
+        batch=request.batch,
+        steps=math.ceil(last / request.batch),
+        samples=samples,
+        last=last,
+        seed=request.seed,
+        dtype=request.dtype,
+    )
+
+
+def _as_it_is(out: Path, facts: dict[str, Any]) -> Tuned:
+    """A finished adapter, nothing done."""
+    from gemma_neuron.tuning.adapter import WEIGHTS_NAME
+
+    return Tuned(
+        out=out,
+        steps=int(facts["steps"]),
+        samples_per_second=0.0,
+        final_loss=float(facts["loss"]),
+        restarts=0,
+        lost_steps=0,
+        downtime_seconds=0.0,
+        replicas=0,
+        parameters=int(facts["parameters"]),
+        peak_bytes=0,
+        digest=digest_file(out / WEIGHTS_NAME),
+    )

@@ -1,0 +1,153 @@
+"""A file of conversations → token sequences as the model will meet them, learned on the assistant's turns alone.
+
+In: JSON lines, each `{"messages": [{"role", "content"}, …], "tools": […]}`, and the model's tokenizer and template.
+Out: `Sample`s. Refused, all lines at once and before anything starts: what is no JSON or no conversation, roles the
+template does not take, turns that spell control tokens, nothing to learn, and more tokens than are allowed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemma_neuron.chat import ChatAssets, control_text
+from gemma_neuron.errors import TemplateError, UsageError
+from gemma_neuron.tuning.turns import Turns
+
+SHOWN = 10
+"""Bad lines that are named one by one; the rest are counted."""
+LONGEST_LINE = 16 * 1024 * 1024
+Progress = Callable[[str], None]
+
+
+class DataError(UsageError):
+    """The data file cannot be trained on; the message names its lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sequence. `learned[i]`: whether predicting `ids[i]` from what stands before it counts."""
+
+    line: int
+    ids: tuple[int, ...]
+    learned: tuple[bool, ...]
+
+    @property
+    def targets(self) -> int:
+        return sum(self.learned)
+
+
+class _BadLineError(Exception):
+    """Why one line cannot be used."""
+
+
+def read_samples(
+    path: Path, assets: ChatAssets, longest: int, progress: Progress = lambda _: None
+) -> list[Sample]:
+    """All samples of a file; a conversation gives one, or one for each answer where the template asks for it.
+
+    `longest`: tokens a sample may have. Raises DataError, or TemplateError when the model has no usable template.
+    """
+    turns = Turns(assets)
+    found: list[Sample] = []
+    bad: list[tuple[int, str]] = []
+    for number, data in _lines(path):
+        try:
+            found += _samples(number, data, assets, turns, longest)
+        except _BadLineError as error:
+            bad.append((number, str(error)))
+        progress(f"data: line {number}, {len(found)} samples")
+    if bad:
+        raise _refusal(path, bad)
+    if not found:
+        raise DataError(
+            f"--data {path} holds no conversation.",
+            'Write one a line: {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}',
+        )
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, by their number from 1."""
+    if not path.is_file():
+        raise DataError(
+            f"--data {path} is {'no file' if path.exists() else 'not there'}.",
+            "Name a file with a JSON object of messages on each line.",
+        )
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), 1):
+            if len(line) > LONGEST_LINE:
+                raise DataError(
+                    f"--data {path}: line {number} has more than {LONGEST_LINE:,} bytes.",
+                    "Is it JSON lines, one conversation a line?",
+                )
+            if line.strip():
+                yield number, line
+
+
+def _refusal(path: Path, bad: Sequence[tuple[int, str]]) -> DataError:
+    named = "; ".join(f"line {number}: {why}" for number, why in bad[:SHOWN])
+    more = f"; and {len(bad) - SHOWN} more lines" if len(bad) > SHOWN else ""
+    return DataError(
+        f"--data {path} cannot be trained on: {named}{more}.",
+        "Correct or remove these lines; nothing was started.",
+    )
+
+
+def _samples(
+    number: int, data: bytes, assets: ChatAssets, turns: Turns, longest: int
+) -> list[Sample]:
+    """The samples of one line. Raises _BadLineError."""
+    messages, tools = _conversation(data)
+    spelled = control_text(messages, assets)
+    if spelled is not None:
+        raise _BadLineError(f"a message spells the control token {spelled}")
+    try:
+        sequences = turns.sequences(messages, tools)
+    except TemplateError as error:
+        raise _BadLineError(f"the model's chat template refuses it: {error.message}") from error
+    samples = [Sample(number, tuple(ids), tuple(learned)) for ids, learned in sequences]
+    for sample in samples:
+        if len(sample.ids) > longest:
+            raise _BadLineError(f"{len(sample.ids)} tokens, --max-length is {longest}")
+    return samples
+
+
+def _conversation(data: bytes) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """Messages and tools of one line. Raises _BadLineError."""
+    try:
+        value = json.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise _BadLineError(f"byte {error.start + 1} is not UTF-8") from error
+    except (ValueError, RecursionError) as error:
+        raise _BadLineError(f"no JSON: {error}") from error
+    messages = value.get("messages") if isinstance(value, dict) else None
+    if not isinstance(messages, list) or not messages:
+        raise _BadLineError('no object with a list "messages"')
+    for place, message in enumerate(messages, 1):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise _BadLineError(f'message {place} is no object with a "role"')
+        if message.get("content") is None and not message.get("tool_calls"):
+            raise _BadLineError(f'message {place} has no "content"')
+    if not any(message["role"] == "assistant" for message in messages):
+        raise _BadLineError("no assistant turn: there is nothing to learn")
+    tools = value.get("tools")
+    if tools is not None and not (
+        isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
+    ):
+        raise _BadLineError('"tools" is no list of objects')
+    return messages, tools
+
+
+def sample_file(samples: Sequence[Sample]) -> bytes:
+    """All samples as safetensors: ids int32 and learned uint8 [tokens], offsets int64 [samples + 1]."""
+    import numpy as np
+    from safetensors.numpy import save
+
+    ids = np.fromiter((token for sample in samples for token in sample.ids), dtype=np.int32)
+    learned = np.fromiter((is_it for sample in samples for is_it in sample.learned), np.uint8)
+    offsets = np.cumsum([0, *(len(sample.ids) for sample in samples)], dtype=np.int64)
+    return save({"ids": ids, "learned": learned, "offsets": offsets})

@@ -1,0 +1,108 @@
+"""`tune.json`: which run a folder holds. Another run is refused; the same one goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gemma_neuron.artifacts import (
+    digest_json,
+    json_lines,
+    remove,
+    remove_partials,
+    write_json_atomic,
+)
+from gemma_neuron.errors import IntegrityError, PortMismatchError
+from gemma_neuron.tuning.recipe import Recipe
+
+RECORD_NAME = "tune.json"
+LOCK_NAME = ".lock"
+EVENTS_NAME = "events.jsonl"
+LOSSES_NAME = "losses.jsonl"
+CHECKPOINTS = "checkpoints"
+SCRATCH = ".run"
+"""Samples and group stores of a running process; nothing in it outlives one."""
+SAMPLES = "samples.safetensors"
+FORMAT = 1
+ID_DIGITS = 16
+
+
+class RunRecord(BaseModel):
+    """What decides the adapter: base, samples, recipe. The rest says where they came from, for people."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = FORMAT
+    base: str
+    """Digest of the checkpoint's headers."""
+    samples: str
+    """Digest of the tokenised samples with what of them is learned: template and tokenizer are in it."""
+    recipe: Recipe
+    model: str = ""
+    data: str = ""
+    versions: dict[str, str] = {}
+
+    def identity(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", include={"base", "samples", "recipe"})
+
+    @property
+    def digest(self) -> str:
+        return digest_json(self.identity())
+
+    @property
+    def id(self) -> str:
+        """The run's folder in a mirror."""
+        return self.digest[:ID_DIGITS]
+
+
+def open_folder(out: Path, record: RunRecord) -> None:
+    """Make `out` this run's, or find that it is. The caller holds its lock.
+
+    Raises PortMismatchError when it holds something else, IntegrityError when its record is unreadable.
+    """
+    path = out / RECORD_NAME
+    if path.is_file():
+        _require_same(path, record)
+    else:
+        if any(found.name != LOCK_NAME for found in out.iterdir()):
+            raise PortMismatchError(
+                f"--out {out} holds files but no {RECORD_NAME}: it is no adapter that `tune` began.",
+                "Name a new folder.",
+            )
+        write_json_atomic(path, record.model_dump(mode="json"))
+    remove_partials(out)
+    remove(out / SCRATCH)
+    (out / SCRATCH).mkdir()
+    (out / CHECKPOINTS).mkdir(exist_ok=True)
+
+
+def _require_same(path: Path, record: RunRecord) -> None:
+    try:
+        found = RunRecord.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise IntegrityError(
+            f"{path} is not readable: {error.errors()[0]['msg']}.", "Name a new folder."
+        ) from error
+    had, now = _flat(found), _flat(record)
+    for field, value in now.items():
+        if had.get(field) != value:
+            raise PortMismatchError(
+                f"--out {path.parent} holds another run: its {field} is {had.get(field)}, asked for is {value}.",
+                "Name a new folder, or give the arguments the run was begun with.",
+            )
+
+
+def _flat(record: RunRecord) -> dict[str, Any]:
+    identity = record.identity()
+    return {**identity.pop("recipe"), **{name: text[:16] for name, text in identity.items()}}
+
+
+def read_losses(out: Path) -> dict[int, float]:
+    """Loss of each step, the last one written where a step was done again."""
+    return {
+        int(line["step"]): float(line["loss"])
+        for line in json_lines(out / LOSSES_NAME)
+        if isinstance(line.get("step"), int) and isinstance(line.get("loss"), float)
+    }

@@ -1,0 +1,297 @@
+"""One controller over replicas that may die: steps, commits, recoveries, an end in order.
+
+In: a model folder, a run's record and folder, samples. Out: the adapter, committed. The whole of an attempt is
+wrapped by `Manager.elastic_retry`; each begins from the newest checkpoint whose digests hold, listed anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gemma_neuron.artifacts import digest_file, remove
+from gemma_neuron.elastic.engine import WorkerHandle
+from gemma_neuron.elastic.events import EventLog
+from gemma_neuron.elastic.faults import ReplicaDownError, ScaleUpSignalError, WorkerHung
+from gemma_neuron.elastic.manager import SURVIVOR_SECONDS
+from gemma_neuron.elastic.notice import GO_ON, Notices
+from gemma_neuron.elastic.retry import ElasticEventKind, ElasticRetryLimit, RetryPolicy
+from gemma_neuron.errors import IntegrityError, Interrupted
+from gemma_neuron.tuning import worker
+from gemma_neuron.tuning.adapter import WEIGHTS_NAME
+from gemma_neuron.tuning.checkpoints import ADAPTER_FILE, Checkpoints, Recovered
+from gemma_neuron.tuning.commits import Commits
+from gemma_neuron.tuning.fleet import Fleet
+from gemma_neuron.tuning.history import History
+from gemma_neuron.tuning.patience import Patience
+from gemma_neuron.tuning.plan import Depot, Progress, Supervision, Tuned
+from gemma_neuron.tuning.published import publish
+from gemma_neuron.tuning.record import CHECKPOINTS, SAMPLES, SCRATCH, RunRecord
+from gemma_neuron.tuning.replicas import numerics, replica_manager
+
+MONITOR_SECONDS = 0.5
+"""Between two looks for the capacity of lost replicas."""
+POLL_SECONDS = 0.25
+"""Between two looks for a replica that is waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a run is watched by. `tell`: lines for people; `progress`: called after each step."""
+
+    notices: Notices
+    events: EventLog
+    tell: Callable[[str], None]
+    progress: Callable[[Progress], None] = lambda _: None
+    depot: Depot | None = None
+
+
+@dataclass(slots=True)
+class _State:
+    """Where the controller stands; all of it can be found again on disk."""
+
+    step: int = 0
+    reached: int = 0
+    """The furthest step before the last fault, for what that fault cost."""
+    generation: int = 0
+    lost_steps: int = 0
+    peak_bytes: int = 0
+    loaded: dict[WorkerHandle, dict[str, Any]] = field(default_factory=dict)
+
+
+class Tuning:
+    """A run in this process, in `out`."""
+
+    def __init__(
+        self, model: Path, out: Path, record: RunRecord, asked: Supervision, around: Surroundings
+    ) -> None:
+        self.out, self.record, self.asked, self.around = out, record, asked, around
+        self.recipe, self.events, self.tell = record.recipe, around.events, around.tell
+        checkpoints = Checkpoints(out / CHECKPOINTS)
+        self.commits = Commits(checkpoints, around.depot, around.events, around.tell, asked.keep)
+        self.checkpoints, self.history = checkpoints, History(out)
+        self.job = worker.Job(
+            model=model,
+            samples=out / SCRATCH / SAMPLES,
+            recipe=self.recipe,
+            threads=asked.threads,
+            device=asked.device,
+        )
+        self.numerics = numerics(asked.device)
+        self.manager = replica_manager(asked, around.events)
+        self.fleet = Fleet(self.manager.engine, self.commits.look)
+        self.patience = Patience(asked.max_failures, around.events)
+        self.state = _State()
+
+    def run(self) -> Tuned:
+        """To the end. Raises Interrupted when it has to stop before, ElasticRuntimeError when it gives up."""
+        attempt = self.manager.elastic_retry(
+            minimum_replica_count=self.asked.minimum,
+            poll_interval=POLL_SECONDS,
+            timeout=self.asked.wait_seconds,
+            retry_policy=RetryPolicy(failures=ElasticRetryLimit(None)),
+            on_elastic_event_callback=self._counted,
+            meanwhile=self._give_way,
+            tells_resumed=True,
+        )(self._attempt)
+        try:
+            self._take_up(self.commits.survey())
+            if self.asked.minimum is not None:
+                self.manager.start_monitoring(MONITOR_SECONDS)
+            return attempt()
+        except TimeoutError as error:
+            raise Interrupted(f"The run stands still: {error}", GO_ON) from error
+        finally:
+            self.manager.close()
+            remove(self.out / SCRATCH)
+
+    def _take_up(self, found: Recovered) -> None:
+        """Go on as the run began: with its threads, and saying where this machine is another one."""
+        if not found.step:
+            return
+        threads = int(found.facts.get("threads", self.job.threads))
+        if threads != self.job.threads:
+            self.tell(f"threads: {threads} a replica, as the run began")
+            self.job = replace(self.job, threads=threads)
+        before = found.facts.get("numerics", {})
+        differing = [name for name in self.numerics if before.get(name) != self.numerics[name]]
+        if differing:
+            had = ", ".join(f"{name} {before.get(name)}" for name in differing)
+            now = ", ".join(f"{name} {self.numerics[name]}" for name in differing)
+            self.events.emit("numerics_changed", before=had, now=now)
+            self.tell(
+                f"warning: step {found.step} was computed with {had}; here it is {now}. The run goes on, and need "
+                "not end bit-equal to an undisturbed one."
+            )
+
+    def _attempt(self) -> Tuned:
+        """From the newest commit as far as the replicas live."""
+        state, workers = self.state, self.manager.workers
+        store = self.out / SCRATCH / f"group-{state.generation}"
+        state.generation += 1
+        try:
+            self.fleet.ask(workers, worker.quiet)
+            restored = self._restore()
+            self._begin(workers, store)
+            while state.step < self.recipe.steps:
+                self._give_way(workers)
+                self._grow(workers)
+                self._step(workers)
+                if state.step == restored + 1:
+                    self._resumed(restored, len(workers))
+                if state.step % self.asked.save_every == 0 or state.step == self.recipe.steps:
+                    self._save(workers, wait=state.step == self.recipe.steps)
+            return self._finish(workers)
+        except ReplicaDownError as fault:
+            store.with_name(store.name + worker.OVER_SUFFIX).touch()
+            self._note(fault)
+            raise
+
+    def _note(self, fault: ReplicaDownError) -> None:
+        self.events.down()
+        self.events.emit(
+            "worker_hung" if isinstance(fault, WorkerHung) else "worker_died",
+            **fault.facts(),
+            step=self.state.step,
+            committed=self.commits.acknowledged,
+            why=fault.message,
+        )
+        self.tell(f"fault: {fault.message}")
+
+    def _restore(self) -> int:
+        """The step this attempt begins from."""
+        state, found = self.state, self.commits.recover()
+        state.reached = max(state.reached, state.step)
+        state.step = found.step
+        self.history.restore(self.checkpoints.at(found.step) if found.step else None)
+        self.events.emit("restored", step=found.step, lost_steps=max(0, state.reached - found.step))
+        return found.step
+
+    def _begin(self, workers: list[WorkerHandle], store: Path) -> None:
+        """Give every replica the model, and all of them the restored state and a group."""
+        state = self.state
+        fresh = [handle for handle in workers if handle not in state.loaded]
+        facts = self.fleet.ask(fresh, worker.load, lambda _: (self.job,))
+        state.loaded = {h: f for h, f in state.loaded.items() if h in workers}
+        state.loaded |= dict(zip(fresh, facts, strict=True))
+        self.fleet.ask(
+            workers,
+            worker.begin,
+            lambda position: (
+                worker.Generation(
+                    store=store,
+                    rank=position,
+                    world=len(workers),
+                    checkpoint=self.checkpoints.at(state.step) if state.step else None,
+                    timeout=self.asked.collective_seconds,
+                ),
+            ),
+        )
+
+    def _step(self, workers: list[WorkerHandle]) -> None:
+        state, started = self.state, time.monotonic()
+        done = self.fleet.ask(workers, worker.step, lambda _: (state.step,))[0]
+        state.step += 1
+        self.commits.look()
+        seconds = time.monotonic() - started
+        # a survivor of a lost peer finishes its sample before it looks up
+        patient = max(self.manager.survivor_seconds, SURVIVOR_SECONDS + seconds)
+        self.manager.survivor_seconds = patient
+        self.history.add(done, seconds, len(workers))
+        self.around.progress(
+            Progress(
+                step=state.step,
+                steps=self.recipe.steps,
+                loss=done.loss,
+                samples_per_second=self.history.rate,
+                replicas=len(workers),
+                committed=self.commits.acknowledged,
+            )
+        )
+
+    def _resumed(self, restored: int, replicas: int) -> None:
+        """The first step of an attempt is done: what the fault before it cost is known."""
+        state = self.state
+        lost, state.reached = max(0, state.reached - restored), 0
+        state.lost_steps += lost
+        seconds = self.events.resumed(
+            step=state.step, restored_step=restored, lost_steps=lost, replicas=replicas
+        )
+        if seconds:
+            self.tell(
+                f"resumed from step {restored} with {replicas} replica{'s' * (replicas != 1)} after {seconds:.1f} s, "
+                f"{lost} steps lost"
+            )
+
+    def _save(self, workers: list[WorkerHandle], *, wait: bool) -> None:
+        """Let rank 0 commit the state of now. Raises IntegrityError when the replicas' adapters differ."""
+        facts = {
+            "step": self.state.step,
+            "run": self.record.digest,
+            "threads": self.job.threads,
+            "numerics": self.numerics,
+        }
+        folder = self.commits.begin(self.state.step)
+        answers = self.fleet.ask(workers, worker.save, lambda _: (folder, facts, wait))
+        self.state.peak_bytes = max(self.state.peak_bytes, *(peak for _, peak in answers))
+        if len({digest for digest, _ in answers}) > 1:
+            raise IntegrityError(
+                f"The replicas' adapters differ after step {self.state.step}.",
+                "That must not be; please report it with the machine's CPU and torch's version.",
+            )
+        self.commits.look()
+
+    def _save_now(self, workers: list[WorkerHandle]) -> None:
+        """Commit where the last commit is behind."""
+        if self.state.step > self.commits.acknowledged:
+            self._save(workers, wait=True)
+
+    def _give_way(self, workers: list[WorkerHandle] | None = None) -> None:
+        """When a notice or a signal wants this process to end: commit what there is, then raise it."""
+        ending = self.around.notices.ending()
+        if ending is None:
+            return
+        if workers is not None:
+            self._save_now(workers)
+        raise ending[0]
+
+    def _grow(self, workers: list[WorkerHandle]) -> None:
+        """Where a lost replica's place is free again: commit, and begin again with it."""
+        back = self.manager.available_inactive_replicas
+        if back:
+            self._save_now(workers)
+            raise ScaleUpSignalError(f"There is room for {len(back)} more replicas.")
+
+    def _counted(self, kind: ElasticEventKind, error: Exception) -> None:
+        if kind == "failure":
+            self.patience.count(error, self.commits.acknowledged)
+
+    def _finish(self, workers: list[WorkerHandle]) -> Tuned:
+        """Publish the last checkpoint's adapter."""
+        config = self.fleet.ask(workers[:1], worker.adapter_config)[0]
+        config["base_model_name_or_path"] = self.record.model
+        state, downtime = self.state, round(self.events.downtime_seconds, 4)
+        parameters = int(next(iter(state.loaded.values()))["parameters"])
+        loss = self.history.last
+        data = (self.checkpoints.at(state.step) / ADAPTER_FILE).read_bytes()
+        facts = {"run": self.record.digest, "steps": state.step, "loss": loss}
+        publish(self.out, data, config, facts | {"parameters": parameters})
+        self.events.emit(
+            "done", steps=state.step, lost_steps=state.lost_steps, downtime_seconds=downtime
+        )
+        return Tuned(
+            out=self.out,
+            steps=state.step,
+            samples_per_second=self.history.rate,
+            final_loss=loss,
+            restarts=self.events.counts.get("retry", 0),
+            lost_steps=state.lost_steps,
+            downtime_seconds=downtime,
+            replicas=len(workers),
+            parameters=parameters,
+            peak_bytes=state.peak_bytes,
+            digest=digest_file(self.out / WEIGHTS_NAME),
+        )

@@ -1,0 +1,255 @@
+"""`tune` with its replicas killed, stopped and taken away: the adapter is that of an undisturbed run, to the bit.
+
+Real processes and signals, a tiny random Gemma 4. The controller is this process; a disturbance comes at a step that
+`look` sees, or a moment after it, while the replicas are in the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemma_neuron.artifacts import json_lines
+from gemma_neuron.errors import Interrupted, PortMismatchError, UsageError
+from gemma_neuron.pipeline import merged_checkpoint
+from gemma_neuron.pipeline.tuning import TuneRequest, tuned
+from gemma_neuron.tuning.plan import Progress, Tuned
+from tests.elastic.test_engine import gone
+from tests.tiny import write_tiny_gemma4
+
+STEPS, BOUND = 14, 15.0
+ORPHAN_BOUND = 2.0
+Look = Callable[[Progress], None]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gemma4(tmp_path_factory.mktemp("model"), layers=3)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "chats.jsonl"
+    with path.open("w") as file:
+        for number in range(5):
+            talk = [
+                {"role": "user", "content": f"What is {number}?"},
+                {"role": "assistant", "content": f"It is number {number}." * (1 + number % 2)},
+            ]
+            file.write(json.dumps({"messages": talk}) + "\n")
+    return path
+
+
+class Job:
+    """A run in a folder of its own, and what its events say."""
+
+    def __init__(self, model: Path, data: Path, out: Path) -> None:
+        self.model, self.out = model, out
+        self.told: list[str] = []
+        self.asked = TuneRequest(
+            data=data, out=out, replicas=2, threads=1, steps=STEPS, batch=3, save_every=4, dropout=0.1
+        )  # fmt: skip
+
+    def run(self, look: Look = lambda _: None, **more: Any) -> Tuned:
+        request = replace(self.asked, **more)
+        return tuned(str(self.model), request, notice=self.told.append, look=look)
+
+    def events(self, *names: str) -> list[dict[str, Any]]:
+        return [e for e in json_lines(self.out / "events.jsonl") if e["event"] in names]
+
+    def pids(self) -> dict[int, int]:
+        """Rank → process of its last worker."""
+        return {e["rank"]: e["worker_pid"] for e in self.events("worker_started")}
+
+    def require_no_orphan(self) -> None:
+        assert all(gone(e["worker_pid"], ORPHAN_BOUND) for e in self.events("worker_started"))
+
+
+@pytest.fixture
+def job(model: Path, data: Path, tmp_path: Path) -> Job:
+    return Job(model, data, tmp_path / "adapter")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """One replica, nobody disturbs it."""
+    job = Job(model, data, tmp_path_factory.mktemp("undisturbed") / "adapter")
+    job.run(replicas=1)
+    return job
+
+
+def adapter(job: Job) -> bytes:
+    return (job.out / "adapter_model.safetensors").read_bytes()
+
+
+def losses(job: Job) -> dict[int, set[float]]:
+    found: dict[int, set[float]] = {}
+    for line in json_lines(job.out / "losses.jsonl"):
+        found.setdefault(line["step"], set()).add(line["loss"])
+    return found
+
+
+def disturb(job: Job, rank: int, number: int, after: float = 0.0) -> Look:
+    """Send a signal to a rank after step 6, `after` seconds into the next."""
+    done: list[int] = []
+
+    def look(where: Progress) -> None:
+        if where.step == 6 and not done:
+            done.append(job.pids()[rank])
+            timer = threading.Timer(after, os.kill, (done[0], number))
+            timer.start()
+            if not after:
+                timer.join()
+
+    return look
+
+
+@pytest.mark.parametrize(
+    ("rank", "number", "after"),
+    [(0, signal.SIGKILL, 0.0), (1, signal.SIGKILL, 0.03), (1, signal.SIGSTOP, 0.0)],
+)
+def test_a_lost_replica_is_replaced_and_the_adapter_is_the_same_to_the_bit(
+    job: Job, undisturbed: Job, rank: int, number: int, after: float
+) -> None:
+    pid = os.getpid()
+    found = job.run(disturb(job, rank, number, after), hang_after=2.0)
+    assert adapter(job) == adapter(undisturbed)
+    assert losses(job) == losses(undisturbed), "a step done again gives the loss it gave before"
+    (fault,) = job.events("worker_hung" if number == signal.SIGSTOP else "worker_died")
+    assert (fault["rank"], fault["committed"]) == (rank, 4) and fault["step"] >= 6
+    (resumed,) = job.events("resumed")
+    assert (resumed["restored_step"], resumed["replicas"]) == (4, 2)
+    assert resumed["lost_steps"] == fault["step"] - 4 == found.lost_steps
+    assert 0 < resumed["downtime_seconds"] < BOUND
+    assert found.restarts == 1 and os.getpid() == pid
+    job.require_no_orphan()
+
+
+def test_resize_goes_on_without_the_lost_and_grows_back_at_a_commit(
+    job: Job, undisturbed: Job
+) -> None:
+    worlds: list[int] = []
+    kill = disturb(job, 0, signal.SIGKILL)
+
+    def look(where: Progress) -> None:
+        kill(where)
+        worlds.append(where.replicas)
+        if where.step == 8 and where.replicas == 1:
+            time.sleep(1.5)  # the place is free again by then
+
+    job.run(look, elastic="resize", regrow_after=1.0, max_failures=1)
+    assert adapter(job) == adapter(undisturbed)
+    assert worlds[0] == worlds[-1] == 2 and 1 in worlds
+    assert [e["kind"] for e in job.events("retry")] == ["failure", "scale_up"]
+    smaller, larger = job.events("resumed")
+    assert (smaller["replicas"], larger["replicas"], larger["lost_steps"]) == (1, 2, 0)
+    assert smaller["downtime_seconds"] < 5.0
+    job.require_no_orphan()
+
+
+def test_sigterm_saves_and_the_same_command_goes_on_with_another_number_of_replicas(
+    job: Job, undisturbed: Job
+) -> None:
+    def stop(where: Progress) -> None:
+        if where.step == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted) as ended:
+        job.run(stop)
+    assert ended.value.exit_code == 75
+    assert [e["step"] for e in job.events("committed")] == [4, 6]
+    job.require_no_orphan()
+    found = job.run(replicas=1)
+    assert (found.lost_steps, adapter(job)) == (0, adapter(undisturbed))
+    again = job.run()
+    assert again.replicas == 0 and again.digest == found.digest and "finished" in job.told[-1]
+
+
+def test_altered_and_cut_checkpoints_are_named_and_the_one_before_used(
+    job: Job, undisturbed: Job
+) -> None:
+    shutil.copytree(undisturbed.out, job.out)
+    (job.out / "adapter.committed").unlink()
+    last, before = (job.out / "checkpoints" / f"step-{n:08d}" for n in (14, 12))
+    (last / "adapter.safetensors").write_bytes((last / "adapter.safetensors").read_bytes()[:-1])
+    flipped = bytearray((before / "training.safetensors").read_bytes())
+    flipped[-1] ^= 1
+    (before / "training.safetensors").write_bytes(flipped)
+    job.run(replicas=1)
+    assert adapter(job) == adapter(undisturbed)
+    refused = [line for line in job.told if "is refused" in line]
+    assert [("step 14" in refused[0], "adapter.safetensors" in refused[0])] == [(True, True)]
+    assert "step 12" in refused[1] and "training.safetensors" in refused[1]
+    assert [e["step"] for e in job.events("restored")][-1] == 8
+
+
+def test_another_machine_is_told_that_equality_ends(
+    job: Job, undisturbed: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(undisturbed.out, job.out)
+    (job.out / "adapter.committed").unlink()
+    monkeypatch.setattr("gemma_neuron.machine.cpu_capability", lambda: "avx2")
+    job.run(replicas=1)
+    assert any("cpu avx2" in line and "bit-equal" in line for line in job.told)
+    assert job.events("numerics_changed")
+
+
+def test_merge_takes_the_adapter(undisturbed: Job, tmp_path: Path) -> None:
+    merged = merged_checkpoint(
+        str(undisturbed.model), undisturbed.out, tmp_path / "merged", lambda line: None
+    )
+    assert merged.changed == 3 * 7 - 1, "the last layer's V is its K"
+
+
+def test_a_folder_of_another_run_or_of_something_else_is_refused(
+    undisturbed: Job, job: Job
+) -> None:
+    with pytest.raises(PortMismatchError, match=r"its learning_rate is 0\.0002, asked for is 0\.1"):
+        undisturbed.run(learning_rate=0.1)
+    job.out.mkdir()
+    (job.out / "notes.txt").write_text("mine")
+    with pytest.raises(PortMismatchError, match="holds files but no tune"):
+        job.run()
+    assert sorted(path.name for path in job.out.iterdir()) == [".lock", "notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"device": "neuron"}, "Training on Inferentia2 has ended"),
+        ({"device": "tpu"}, "none of auto, cpu, cuda"),
+        ({"targets": ("q_proj", "lm_head")}, "lm_head is no projection"),
+        ({"min_replicas": 1}, "goes with --elastic resize"),
+        ({"elastic": "resize", "min_replicas": 3}, "not between 1 and --replicas 2"),
+        ({"max_length": 100_000}, "the model's 1024 positions"),
+        ({"steps": None, "epochs": 0.0}, "is not one sample"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    job: Job, more: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(UsageError, match=named):
+        job.run(**more)
+    assert not job.out.exists()
+
+
+def test_a_failure_that_is_no_lost_replica_ends_the_run_and_every_replica(job: Job) -> None:
+    def stop(where: Progress) -> None:
+        if where.step == 3:
+            shutil.rmtree(job.out / "checkpoints")
+            (job.out / "checkpoints").write_text("in the way")
+
+    with pytest.raises(OSError, match="checkpoints"):
+        job.run(stop)
+    assert not job.events("retry")
+    job.require_no_orphan()
