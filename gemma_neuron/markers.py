@@ -18,6 +18,10 @@ class FamilyMarkers:
     thought_close: str | None = None
     reply_close: str | None = None
     """Ends a tool's answer; after it the model goes on without a new turn."""
+    call_open: str | None = None
+    call_close: str | None = None
+    """Around a tool call, in the notation that `serving/notation.py` reads."""
+    quote: str | None = None
 
 
 FAMILIES = (
@@ -29,6 +33,9 @@ FAMILIES = (
         thought_open="<|channel>",
         thought_close="<channel|>",
         reply_close="<tool_response|>",
+        call_open="<|tool_call>",
+        call_close="<tool_call|>",
+        quote='<|"|>',
     ),
     FamilyMarkers(family="Gemma 3", turn_open="<start_of_turn>", turn_end="<end_of_turn>"),
 )

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -74,6 +75,11 @@ class ChatTemplate:
         text = self._ask({"op": "render", "values": values})["text"]
         assert isinstance(text, str)
         return text
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the template reads `tools` at all: Gemma 3's does not."""
+        return re.search(r"\btools\b", self.source) is not None
 
     def check(self) -> None:
         """Compile the template in its child. Raises TemplateError when it cannot be."""

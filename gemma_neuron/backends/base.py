@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
 
 from annotated_types import Ge, MinLen
 
@@ -203,6 +203,25 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class KeepsPrefix(Protocol):
+    """A runner whose slots may be continued from an earlier position, for prompts that begin alike.
+
+    `ring`: positions that the shortest sliding layer's state holds, None where every layer holds the whole context.
+    A slot in which more positions were written can be continued only after `restore`.
+    """
+
+    ring: int | None
+
+    def save(self, slot: int) -> Any:
+        """A copy of the slot's rings as they are now; None where the back end cannot make one."""
+        ...
+
+    def restore(self, slot: int, saved: Any) -> None:
+        """Put back what `save` gave for this slot; all other state of the slot is left as it is."""
+        ...
 
 
 class Backend(Protocol):

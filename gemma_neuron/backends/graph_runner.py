@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,9 @@ class GraphRunner(ABC):
         self.vocab, self.slots = port.geometry.vocab, spec.slots
         self.max_context, self.prefill_buckets = spec.max_context, spec.buckets
         self.score_length = min(spec.score_length, spec.max_context)
+        sliding = any(layer.kind == "sliding" for layer in port.geometry.layers)
+        ring = min(port.geometry.window, spec.max_context)
+        self.ring = ring if sliding and ring < spec.max_context else None
 
     @abstractmethod
     def run(self, unit: UnitSpec, *inputs: NDArray[np.int32]) -> list[NDArray[np.float32]]:
@@ -35,6 +38,13 @@ class GraphRunner(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
+
+    def save(self, slot: int) -> Any:
+        """See `KeepsPrefix.save`: state that lies on a device is not copied."""
+        return None
+
+    def restore(self, slot: int, saved: Any) -> None:
+        raise NotImplementedError  # nothing was ever saved
 
     def prefill(self, tokens: Sequence[int], *, slot: int, start: int) -> NDArray[np.float32]:
         self._check_span(len(tokens), slot, start, self.prefill_buckets[-1])

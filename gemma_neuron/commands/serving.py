@@ -12,6 +12,8 @@ from gemma_neuron.commands.options import Json, PortArg
 from gemma_neuron.errors import UsageError
 from gemma_neuron.render import notice
 
+MOST_REPLICAS = 64
+
 
 def serve_local(
     port: PortArg,
@@ -22,26 +24,38 @@ def serve_local(
     allow_control_text: Annotated[
         bool, typer.Option(help="Let messages spell control tokens.")
     ] = False,
-    replicas: Annotated[int, typer.Option(help="Replicas; this version serves one.")] = 1,
+    replicas: Annotated[int, typer.Option(help="Processes that each hold the model.")] = 1,
+    hang_after: Annotated[
+        float, typer.Option(help="Seconds without a sign of life: a replica is replaced.")
+    ] = 10.0,
     as_json: Json = False,
 ) -> None:
     """Serve a validated port: OpenAI's API on loopback."""
-    from gemma_neuron.pipeline import open_port, runner_factory
+    from gemma_neuron.pipeline import open_port, replica_loader
     from gemma_neuron.serving.local import ServeOptions, serve
 
     if not 0 <= http_port < 2**16:
         raise UsageError(f"--port {http_port} is no port.", "Use 0 to 65535; 0 takes a free one.")
-    if replicas != 1:
-        raise UsageError(f"--replicas {replicas}: this version serves one.", "Leave it out.")
+    if not 1 <= replicas <= MOST_REPLICAS:
+        raise UsageError(f"--replicas {replicas}: give 1 to {MOST_REPLICAS}.", "Leave it out.")
+    if not 1.0 <= hang_after <= 3600.0:
+        raise UsageError(f"--hang-after {hang_after:g}: give 1 to 3600 seconds.", "Leave it out.")
     opened = open_port(port, notice)
+    load, preload = replica_loader(opened)
     serve(
         opened,
-        runner_factory(opened),
+        load,
+        replicas=replicas,
         host=host,
         http_port=http_port,
         unvalidated=unvalidated,
         announce=emit_ready,
-        options=ServeOptions(no_auth=no_auth, allow_control_text=allow_control_text),
+        options=ServeOptions(
+            no_auth=no_auth,
+            allow_control_text=allow_control_text,
+            silence_seconds=hang_after,
+            preload=preload,
+        ),
     )
 
 

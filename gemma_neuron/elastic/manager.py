@@ -35,12 +35,22 @@ SURVIVOR_SECONDS = 2.0
 
 
 class Manager:
-    """Keeps `specs`' replicas alive on `engine`. Controller-side; one thread calls it, one may monitor."""
+    """Keeps `specs`' replicas alive on `engine`. Controller-side; one thread calls it, one may monitor.
+
+    `independent`: no replica waits for another (serving), so the fault of one leaves the others' calls as they are;
+    otherwise survivors have to leave the call that broke.
+    """
 
     def __init__(
-        self, engine: Engine, specs: Sequence[WorkerSpec], events: EventLog | None = None
+        self,
+        engine: Engine,
+        specs: Sequence[WorkerSpec],
+        events: EventLog | None = None,
+        *,
+        independent: bool = False,
     ) -> None:
         self.engine, self.events = engine, events or EventLog()
+        self._independent = independent
         self._specs = {spec.rank: spec for spec in specs}
         self._active: dict[int, WorkerHandle] = {}
         self._available: frozenset[int] = frozenset()
@@ -108,7 +118,8 @@ class Manager:
         """Start replicas until at least `minimum` are active; all there is room for. Raises TimeoutError, and what
         `meanwhile`, called between two tries, raises."""
         end = None if timeout is None else time.monotonic() + timeout
-        self._settle()
+        if not self._independent:
+            self._settle()
         while True:
             self._fill()
             if len(self._active) >= minimum:

@@ -189,6 +189,17 @@ def runner_factory(port: Port) -> Callable[[], Runner]:
     return lambda: backend(port.spec.backend).load(port)
 
 
+def replica_loader(port: Port) -> tuple[Callable[[int], Runner], tuple[str, ...]]:
+    """What loads a replica of the port in another process, by its index, and the modules it needs there."""
+    return partial(load_replica, port.path.resolve()), backend(port.spec.backend).preload
+
+
+def load_replica(path: Path, index: int) -> Runner:
+    """Replica `index` of the port at `path`. Raises what `Backend.load` raises."""
+    port = Port(path)
+    return backend(port.spec.backend).load(port, index)
+
+
 def validate_port(
     path: Path,
     checkpoint: str | None,

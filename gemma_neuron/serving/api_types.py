@@ -5,6 +5,7 @@ A field sent as null counts as not sent. Ranges are OpenAI's where it has the pa
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -54,6 +55,34 @@ class TemplateOptions(_Body):
     enable_thinking: StrictBool = False
 
 
+class SchemaFormat(_Body):
+    name: Text
+    description: Text | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")] = {}
+    strict: StrictBool = False
+    """An answer is held to the schema either way."""
+
+
+class ResponseFormat(_Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema stands with type json_schema, and only there")
+        return self
+
+    @property
+    def schema_text(self) -> str | None:
+        """The schema an answer is held to, as JSON."""
+        if self.type == "text":
+            return None
+        return json.dumps(
+            {"type": "object"} if self.json_schema is None else self.json_schema.schema_
+        )
+
+
 class GenerationBody(_Body):
     """What both kinds of completion take."""
 
@@ -72,7 +101,12 @@ class GenerationBody(_Body):
         dict[int, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=1024)
     ] = {}
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] = []
+    stop_token_ids: Annotated[list[StrictInt], Field(max_length=64)] = []
+    """As in vLLM: ids that end an answer like its own stop ids, and are not shown."""
+    ignore_eos: StrictBool = False
+    """As in vLLM: the model's own stop ids end nothing; for measuring."""
     n: Annotated[StrictInt, Field(ge=1, le=MAX_CHOICES)] = 1
+    response_format: ResponseFormat | None = None
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -94,15 +128,79 @@ class TextPart(_Body):
     text: Text
 
 
+class FunctionCall(_Body):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    arguments: Text = "{}"
+    """A JSON object as text."""
+
+
+class AskedCall(_Body):
+    """A call of an earlier answer, sent back in the history."""
+
+    id: Text | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+    def for_template(self) -> dict[str, Any]:
+        """With the arguments as an object: templates write them in the model's own notation."""
+        try:
+            arguments = json.loads(self.function.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise ValueError(f"the arguments of {self.function.name} are no JSON object")
+        found = self.model_dump(exclude_none=True)
+        return {**found, "function": {"name": self.function.name, "arguments": arguments}}
+
+
 class ChatMessage(_Body):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[TextPart] = ""
     name: Text | None = None
     reasoning_content: Text | None = None
+    tool_calls: Annotated[list[AskedCall], Field(max_length=128)] = []
+    tool_call_id: Text | None = None
+
+    @model_validator(mode="after")
+    def _parts_belong(self) -> ChatMessage:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls belong to the role assistant")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise ValueError("tool_call_id belongs to the role tool, which needs it")
+        if "content" not in self.model_fields_set and not self.tool_calls:
+            raise ValueError("a message without tool_calls needs content")
+        for call in self.tool_calls:
+            call.for_template()
+        return self
 
     def for_template(self) -> dict[str, Any]:
         """The message as the template sees it: only what was sent."""
-        return self.model_dump(exclude_none=True)
+        found = self.model_dump(exclude_none=True, exclude={"tool_calls"})
+        if self.tool_calls:
+            found["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        return found
+
+
+class Function(_Body):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: StrictBool = False
+    """Calls that tool_choice asks for are held to names, types and enums of the parameters either way."""
+
+
+class Tool(_Body):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(_Body):
+    name: Text
+
+
+class NamedChoice(_Body):
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatBody(GenerationBody):
@@ -112,6 +210,27 @@ class ChatBody(GenerationBody):
     logprobs: StrictBool = False
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: TemplateOptions = TemplateOptions()
+    tools: Annotated[list[Tool], Field(max_length=128)] = []
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice = "auto"
+    parallel_tool_calls: StrictBool = True
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools an answer may call."""
+        if isinstance(self.tool_choice, NamedChoice):
+            name = self.tool_choice.function.name
+            return [tool for tool in self.tools if tool.function.name == name]
+        return [] if self.tool_choice == "none" else self.tools
+
+    @model_validator(mode="after")
+    def _choice_of_a_tool(self) -> ChatBody:
+        if self.tool_choice not in ("none", "auto") and not self.offered:
+            raise ValueError("tool_choice asks for a tool that is not in tools")
+        if self.offered and self.response_format is not None and self.response_format.schema_text:
+            raise ValueError(
+                "response_format with tools is not implemented: ask for one of the two"
+            )
+        return self
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> ChatBody:

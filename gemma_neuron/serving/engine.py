@@ -9,49 +9,62 @@ length, random draws on seed, choice and place.
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gemma_neuron.errors import GemmaNeuronError
-from gemma_neuron.serving.requests import FinishReason, GenerationRequest, TokenEvent, TokenLogprob
-from gemma_neuron.serving.sampling import Ints, choose, token_logprob
+from gemma_neuron.serving.grammar import GrammarError, Grammars
+from gemma_neuron.serving.requests import (
+    GenerationRequest,
+    Grammar,
+    Limits,
+    Load,
+    ReplicaState,
+    TokenEvent,
+)
 from gemma_neuron.serving.scheduler import Deliver, Scheduler, Sequence
+from gemma_neuron.serving.source import MAX_WAITING, NotServing, Phase
+from gemma_neuron.serving.work import Work
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from pathlib import Path
 
     from gemma_neuron.backends.base import Runner
 
-Phase = Literal["starting", "loading", "ready", "draining", "failed", "stopped"]
 RunnerFactory = Callable[[], "Runner"]
-MAX_WAITING = 1024
 log = logging.getLogger(__name__)
 
 
-class NotServing(Exception):
-    """The engine takes no request now; the text says why, for people."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the loaded runner can do."""
-
-    vocab: int
-    slots: int
-    max_context: int
-
-
 class Engine:
-    """Runs requests on a runner that its own thread makes, uses and closes."""
+    """Runs requests on a runner that its own thread makes, uses and closes. A `TokenSource`.
 
-    def __init__(self, factory: RunnerFactory, *, banned_ids: Iterable[int] = ()) -> None:
+    `tokenizer_file` and `stop_ids` are for grammars. `after_step` is called in the engine's thread after each step.
+    """
+
+    def __init__(
+        self,
+        factory: RunnerFactory,
+        *,
+        banned_ids: Iterable[int] = (),
+        tokenizer_file: Path | None = None,
+        stop_ids: Iterable[int] = (),
+        index: int = 0,
+        reuse_prefixes: bool = True,
+        after_step: Callable[[Load], None] = lambda _: None,
+    ) -> None:
         self._factory = factory
         self._banned_ids = tuple(banned_ids)
+        self._tokenizer_file, self._stop_ids = tokenizer_file, frozenset(stop_ids)
+        self._grammars: Grammars | None = None
+        self._index, self._reuse, self._after_step = index, reuse_prefixes, after_step
+        self._load, self._since = Load(), time.monotonic()
+        self._stepped = time.monotonic()
         self._wake = threading.Condition()
         self._new: deque[Sequence] = deque()
         self._waiting = 0
@@ -75,7 +88,10 @@ class Engine:
         return self.phase == "ready"
 
     def submit(self, request: GenerationRequest, deliver: Deliver) -> Sequence:
-        """Queue a request; `deliver` is called in the engine's thread. Raises NotServing."""
+        """Queue a request; `deliver` is called in the engine's thread. Raises NotServing, GrammarError."""
+        constraint = None
+        if request.grammar is not None:
+            constraint = self._known_grammars().compile(request.grammar)
         with self._wake:
             if self.phase != "ready" or self.limits is None:
                 raise NotServing(f"The server is not ready: {self.phase}.")
@@ -84,16 +100,41 @@ class Engine:
             room = self.limits.max_context - len(request.prompt_ids)
             assert request.prompt_ids
             assert room >= min(request.max_tokens, 1), "the caller checks the prompt's length"
-            sequence = Sequence(request, deliver)
+            sequence = Sequence(request, deliver, constraint)
             self._new.append(sequence)
             self._wake.notify_all()
         return sequence
+
+    def check(self, grammar: Grammar) -> None:
+        """Raise GrammarError when no answer could be held to it."""
+        self._known_grammars().compile(grammar)
+
+    def _known_grammars(self) -> Grammars:
+        if self._grammars is None:
+            raise GrammarError("This server holds no answer to a schema: it has no tokenizer file.")
+        return self._grammars
 
     def cancel(self, sequence: Sequence) -> None:
         """Stop a request; it ends with the finish reason `cancelled` unless it ended before."""
         with self._wake:
             sequence.cancelled = True
             self._wake.notify_all()
+
+    def states(self) -> list[ReplicaState]:
+        """This process is the one replica there is."""
+        phase = {"starting": "starting", "loading": "loading", "failed": "down", "stopped": "down"}
+        seconds = round(time.monotonic() - self._since, 3)
+        found: Any = phase.get(self.phase, "ready")
+        return [
+            ReplicaState(
+                index=self._index, pid=os.getpid(), phase=found, seconds=seconds, load=self._load
+            )
+        ]
+
+    def stuck_seconds(self) -> float:
+        """How long the step under way has taken so far; 0 when idle or loading."""
+        busy = self._busy and self.phase in ("ready", "draining")
+        return time.monotonic() - self._stepped if busy else 0.0
 
     def drain(self, seconds: float) -> bool:
         """Take nothing new and wait for what runs; whether all of it ended in time."""
@@ -120,13 +161,21 @@ class Engine:
         except BaseException as error:
             self._fail(error, [])
             return
-        self.limits = Limits(runner.vocab, runner.slots, runner.max_context)
+        self._serve(runner)
+
+    def _serve(self, runner: Runner) -> None:
+        chunk = runner.prefill_buckets[-1]
+        self.limits = Limits(runner.vocab, runner.slots, runner.max_context, chunk)
+        if self._tokenizer_file is not None:
+            self._grammars = Grammars(self._tokenizer_file, runner.vocab, self._stop_ids)
         banned = np.array([i for i in self._banned_ids if 0 <= i < runner.vocab], dtype=np.int64)
-        work = _Work(runner, banned)
+        work = Work(runner, banned, index=self._index, reuse_prefixes=self._reuse)
         self._set_phase("ready")
         try:
             while self._take(work.scheduler):
                 work.step()
+                self._load = work.load()
+                self._after_step(self._load)
         except BaseException as error:
             self._fail(error, work.scheduler.all())
         else:
@@ -145,13 +194,14 @@ class Engine:
                 self._wake.wait_for(lambda: self._new or self._closing)
             while self._new:
                 scheduler.add(self._new.popleft())
+            self._stepped = time.monotonic()
             self._busy = not scheduler.idle
             self._waiting = scheduler.waiting
             return not self._closing
 
     def _set_phase(self, phase: Phase) -> None:
         with self._wake:
-            self.phase = phase
+            self.phase, self._since = phase, time.monotonic()
             self._busy = self._busy and phase == "ready"
             self._wake.notify_all()
 
@@ -168,108 +218,3 @@ class Engine:
         text = f"The engine failed: {type(error).__name__}: {error}"
         for sequence in sequences:
             sequence.deliver(TokenEvent(tag=sequence.request.tag, finish="error", error=text))
-
-
-class _Work:
-    """One step of the engine: schedule, run, postprocess."""
-
-    def __init__(self, runner: Runner, banned: Ints) -> None:
-        self._runner = runner
-        self._banned = banned
-        self.scheduler = Scheduler(
-            slots=runner.slots,
-            prefill_length=runner.prefill_buckets[-1],
-            score_length=runner.score_length,
-        )
-
-    def step(self) -> None:
-        for sequence in self.scheduler.all():
-            if sequence.cancelled:
-                self.finish(sequence, "cancelled")
-        self.scheduler.admit()
-        decoding = self.scheduler.decoding()
-        reading = self.scheduler.reading()
-        if reading is not None:
-            self._read_chunk(reading)
-        if decoding:
-            self._decode(decoding)
-
-    def finish(self, sequence: Sequence, reason: FinishReason, error: str = "") -> None:
-        self.scheduler.release(sequence)
-        sequence.deliver(TokenEvent(tag=sequence.request.tag, finish=reason, error=error))
-
-    def _read_chunk(self, sequence: Sequence) -> None:
-        request = sequence.request
-        start, end = sequence.chunks.popleft()
-        tokens = request.prompt_ids[start:end]
-        if request.prompt_logprobs:
-            logits = self._score_chunk(sequence, start, end)
-        else:
-            logits = self._runner.prefill(tokens, slot=sequence.slot, start=start)
-        if sequence.chunks:
-            return
-        if request.prompt_logprobs:
-            scores = tuple(sequence.prompt_scores)
-            sequence.deliver(TokenEvent(tag=request.tag, prompt=scores))
-        if request.max_tokens == 0:
-            self.finish(sequence, "length")
-        else:
-            self._postprocess(sequence, logits)
-
-    def _score_chunk(self, sequence: Sequence, start: int, end: int) -> NDArray[np.float32]:
-        """As a prefill chunk, and the log-probability of each token that follows in the prompt."""
-        ids = sequence.request.prompt_ids
-        targets = [*ids[start + 1 : end + 1]]
-        targets += [ids[-1]] * (end - start - len(targets))
-        scores = self._runner.score(ids[start:end], targets, slot=sequence.slot, start=start)
-        if start == 0:
-            sequence.prompt_scores.append(TokenLogprob(ids[0], None))
-        wanted = sequence.request.logprobs or 0
-        for row in range(min(end, len(ids) - 1) - start):
-            found = token_logprob(scores.logits[row], targets[row], wanted)
-            sequence.prompt_scores.append(found)
-        last: NDArray[np.float32] = scores.logits[end - start - 1]
-        return last
-
-    def _decode(self, sequences: list[Sequence]) -> None:
-        slots = self._runner.slots
-        tokens, positions, active = [0] * slots, [0] * slots, [False] * slots
-        for sequence in sequences:
-            tokens[sequence.slot] = sequence.made[-1]
-            positions[sequence.slot] = sequence.position
-            active[sequence.slot] = True
-        logits = self._runner.decode(tokens, positions, active)
-        for sequence in sequences:
-            self._postprocess(sequence, logits[sequence.slot])
-
-    def _postprocess(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
-        """Choose a token, tell it, and end the request when it is the last."""
-        request = sequence.request
-        if not np.isfinite(logits[int(logits.argmax())]):  # argmax stops at the first NaN
-            self.finish(sequence, "error", "The model computed logits that are not finite.")
-            return
-        token = choose(
-            logits,
-            request.sampling,
-            place=len(sequence.made),
-            prompt=request.prompt_ids,
-            counts=sequence.counts,
-            banned=self._banned,
-        )
-        sequence.append(token)
-        told = None
-        if request.logprobs is not None:
-            told = token_logprob(logits, token, request.logprobs)
-        reason = self._finish_reason(sequence, token)
-        if reason is not None:
-            self.scheduler.release(sequence)
-        sequence.deliver(TokenEvent(tag=request.tag, token=token, logprob=told, finish=reason))
-
-    def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
-        request = sequence.request
-        if token in request.stop_ids:
-            return "stop"
-        total = len(request.prompt_ids) + len(sequence.made)
-        if len(sequence.made) >= request.max_tokens or total >= self._runner.max_context:
-            return "length"
-        return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -73,8 +72,9 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
 
 def replicas(service: Service) -> list[dict[str, int]]:
-    """One entry per process that holds the model; here it is this one."""
-    return [{"index": 0, "pid": os.getpid()}] if service.engine.phase == "ready" else []
+    """The processes that hold the model now."""
+    states = service.engine.states()
+    return [{"index": s.index, "pid": s.pid} for s in states if s.phase == "ready"]
 
 
 def model_entry(service: Service) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """`serve-local`: the gate, the process, its signals.
 
-In: a port and a way to make its runner. Blocks until told to stop; SIGTERM lets running answers finish.
+In: a port and a way to make its runners. Blocks until told to stop; SIGTERM lets running answers finish.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import os
 import signal
 import socket
@@ -19,21 +20,31 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from gemma_neuron.chat import load_chat_assets
+from gemma_neuron.elastic.embedded import EmbeddedEngine
+from gemma_neuron.elastic.engine import DEADLINE_SECONDS
+from gemma_neuron.elastic.events import EventLog, Sink
 from gemma_neuron.errors import EnvironmentProblem, UnvalidatedPortError, UsageError
+from gemma_neuron.serving import replica
 from gemma_neuron.serving.access import LOOPBACK_NAMES, AccessRules
-from gemma_neuron.serving.engine import Engine, RunnerFactory
+from gemma_neuron.serving.connections import Connection, allow_descriptors
 from gemma_neuron.serving.http import create_app, replicas
+from gemma_neuron.serving.replica import LoadRunner, ReplicaSetup
+from gemma_neuron.serving.replicas import Replicas
 from gemma_neuron.serving.service import (
     ServerInfo,
     Service,
     placeholder_ids,
     sampling_defaults,
 )
+from gemma_neuron.tokenizer import TOKENIZER_FILE
 
 if TYPE_CHECKING:
     from gemma_neuron.port import Port
 
 KEY_VARIABLE = "GEMMA_NEURON_API_KEY"
+CLOSE_SECONDS = 30.0
+"""For replicas to end in order: a killed one can leave NeuronCores unusable."""
+log = logging.getLogger(__name__)
 Announce = Callable[[dict[str, Any]], None]
 
 
@@ -45,12 +56,17 @@ class ServeOptions:
     allow_control_text: bool = False
     drain_seconds: float = 60.0
     request_seconds: float = 600.0
+    silence_seconds: float = DEADLINE_SECONDS
+    """Without a sign of life, after which a replica counts as hung."""
+    preload: tuple[str, ...] = ()
+    """Modules that every replica needs: loaded once, before replicas are forked."""
 
 
 def serve(
     port: Port,
-    runner_factory: RunnerFactory,
+    load: LoadRunner,
     *,
+    replicas: int = 1,
     host: str = "127.0.0.1",
     http_port: int = 8000,
     unvalidated: bool = False,
@@ -59,17 +75,23 @@ def serve(
 ) -> None:
     """Serve a port until SIGTERM (returns) or Ctrl-C (KeyboardInterrupt after the same drain).
 
-    `runner_factory` is called once, in the engine's thread, after the socket answers `/health/live`.
-    `announce` gets {url, pid, replicas} when the model is loaded. Raises UnvalidatedPortError unless the
-    verdict is `works` or `unvalidated`; whatever the factory raises is raised here.
+    `load` is called with a replica's index in that replica's process, after the socket answers `/health/live`.
+    `announce` gets {url, pid, replicas} when all are loaded. Raises UnvalidatedPortError unless the verdict is
+    `works` or `unvalidated`; whatever `load` raises is raised here, and ElasticRuntimeError when no replica can be
+    kept alive.
     """
     options = options or ServeOptions()
     verdict = port.verdict()
     if not unvalidated:
         check_gate(port, verdict)
     rules = access_rules(host, os.environ.get(KEY_VARIABLE) or None, no_auth=options.no_auth)
-    service = make_service(port, runner_factory, verdict, options)
+    allow_descriptors()
     listener = listen(host, http_port)
+    try:
+        service = make_service(port, load, replicas, verdict, options)
+    except BaseException:
+        listener.close()
+        raise
     url = f"http://{_in_url(host)}:{listener.getsockname()[1]}"
     server = _Server(_config(service, rules))
     try:
@@ -78,7 +100,7 @@ def serve(
         )
     finally:
         listener.close()
-        service.engine.close(10.0)
+        service.engine.close(CLOSE_SECONDS)
         if service.assets.template is not None:
             service.assets.template.close()
     if signalled == signal.SIGINT:
@@ -88,9 +110,9 @@ def serve(
 
 
 def make_service(
-    port: Port, runner_factory: RunnerFactory, verdict: str | None, options: ServeOptions
+    port: Port, load: LoadRunner, count: int, verdict: str | None, options: ServeOptions
 ) -> Service:
-    """The port's text side, checked, and an engine not yet started."""
+    """The port's text side, checked, and replicas not yet started."""
     folder = port.source_folder
     assets = load_chat_assets(folder)
     if assets.template is not None:
@@ -103,7 +125,27 @@ def make_service(
         request_seconds=options.request_seconds,
         defaults=sampling_defaults(folder),
     )
-    return Service(Engine(runner_factory, banned_ids=placeholder_ids(folder)), assets, info)
+    setup = ReplicaSetup(
+        load=load,
+        banned_ids=placeholder_ids(folder),
+        tokenizer_file=folder.resolve() / TOKENIZER_FILE,
+        stop_ids=assets.stop_ids,
+        silence_seconds=options.silence_seconds,
+    )
+    engine = EmbeddedEngine(preload=[*options.preload, replica.__name__])
+    return Service(Replicas(count, setup, engine, EventLog(_sink(port))), assets, info)
+
+
+def _sink(port: Port) -> Sink:
+    """Events of replicas go to the port's events.jsonl, where that can be written."""
+
+    def write(event: str, facts: dict[str, Any]) -> None:
+        try:
+            port.append("events.jsonl", {"event": event} | facts)
+        except OSError:
+            log.info("%s %s", event, facts)
+
+    return write
 
 
 def _config(service: Service, rules: AccessRules) -> uvicorn.Config:
@@ -115,6 +157,7 @@ def _config(service: Service, rules: AccessRules) -> uvicorn.Config:
         server_header=False,
         timeout_graceful_shutdown=10,
         lifespan="off",
+        http=Connection,
     )
 
 
@@ -205,23 +248,30 @@ class _Serving:
         self._engine.start()
         if await self._loaded():
             announce({"url": url, "pid": os.getpid(), "replicas": replicas(self._service)})
-            await self._signalled.wait()
+            while not self._signalled.is_set() and self._engine.phase != "failed":
+                await asyncio.sleep(0.1)
             await self._drain(drain_seconds)
         self._server.should_exit = True
         await serving
         return int(self._signals[0]) if self._signals else 0
 
     async def _loaded(self) -> bool:
-        """Wait for the engine without holding up a signal; False when it failed or was told to end."""
-        while self._engine.phase in ("starting", "loading"):
-            if self._signalled.is_set():
-                return False
+        """Wait for all replicas without holding up a signal; False when none can be or it was told to end.
+
+        One that went down meanwhile is not waited for: the others serve, and it comes back as it can.
+        """
+        while self._engine.phase != "failed" and not self._signalled.is_set():
+            states = self._engine.states()
+            settled = all(state.phase == "ready" or state.restarts > 0 for state in states)
+            if settled and self._engine.phase == "ready":
+                return True
             await asyncio.sleep(0.02)
-        return self._engine.phase == "ready"
+        return False
 
     async def _drain(self, seconds: float) -> None:
         """Let running answers end; the listener stays open, so that readiness is seen to be gone."""
         deadline = asyncio.get_running_loop().time() + seconds
+        self._engine.drain(0.0)
         while len(self._signals) < 2 and asyncio.get_running_loop().time() < deadline:
             if await asyncio.to_thread(self._engine.drain, 0.2):
                 return

@@ -9,29 +9,32 @@ from typing import Any
 
 from gemma_neuron.chat import ChatAssets, control_text
 from gemma_neuron.errors import TemplateError
-from gemma_neuron.serving.answers import Answer, Delta
+from gemma_neuron.serving.answers import Answer, Delta, ToolCall
 from gemma_neuron.serving.api_types import ChatBody
 from gemma_neuron.serving.errors import ApiError
 from gemma_neuron.serving.requests import GenerationRequest, TokenLogprob
 from gemma_neuron.serving.service import Service, collect, failed, run_all, usage
 from gemma_neuron.serving.streams import EventStream
+from gemma_neuron.serving.tools import grammar_of, reading_of, template_tools
 
 
 def prompt_ids(service: Service, body: ChatBody) -> list[int]:
     """The rendered prompt. Raises ApiError 400 for control text, no template, or the template's refusal."""
     messages = [message.for_template() for message in body.messages]
-    if not service.info.allow_control_text:
-        found = control_text(messages, service.assets)
-        if found is not None:
-            raise ApiError(
-                400,
-                f"The messages contain the control token {found!r} as text; it would act as one. "
-                "Remove it, or serve with --allow-control-text.",
-                param="messages",
-            )
     try:
+        tools = template_tools(body, service.assets)
+        if not service.info.allow_control_text:
+            for part, what in ((messages, "messages"), (tools or [], "tools")):
+                found = control_text(part, service.assets)
+                if found is not None:
+                    raise ApiError(
+                        400,
+                        f"The {what} contain the control token {found!r} as text; it would act as one. "
+                        "Remove it, or serve with --allow-control-text.",
+                        param=what,
+                    )
         return service.assets.prompt_ids(
-            messages, enable_thinking=body.chat_template_kwargs.enable_thinking
+            messages, tools=tools, enable_thinking=body.chat_template_kwargs.enable_thinking
         )
     except TemplateError as error:
         text = f"{error.message} {error.hint}".strip()
@@ -46,11 +49,13 @@ def chat_requests(service: Service, body: ChatBody) -> list[GenerationRequest]:
         prompt_ids(service, body),
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        grammar=grammar_of(body, service.assets),
     )
 
 
 def new_answers(service: Service, body: ChatBody) -> dict[int, Answer]:
-    return {i: Answer(service.assets, body.stops) for i in range(body.n)}
+    reading = reading_of(body)
+    return {i: Answer(service.assets, body.stops, reading) for i in range(body.n)}
 
 
 def new_id(prefix: str) -> str:
@@ -79,10 +84,18 @@ async def whole(
 
 
 def _message(answer: Answer) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    content = answer.text if answer.text or not answer.calls else None
+    message: dict[str, Any] = {"role": "assistant", "content": content}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["tool_calls"] = [_call(call) for call in answer.calls]
     return message
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 async def chunks(
@@ -101,19 +114,23 @@ async def chunks(
             if delta.finish in ("error", "cancelled"):
                 yield failed(answers[i]).body()
                 return
-            for choice in _delta_choices(i, delta, service.assets):
+            for choice in _delta_choices(i, delta, answers[i], service.assets):
                 yield {**head, "choices": [choice]}
     if want_usage:
         yield {**head, "choices": [], "usage": usage(prompt_tokens, answers)}
 
 
-def _delta_choices(i: int, delta: Delta, assets: ChatAssets) -> list[dict[str, Any]]:
+def _delta_choices(
+    i: int, delta: Delta, answer: Answer, assets: ChatAssets
+) -> list[dict[str, Any]]:
     out = []
     part: dict[str, Any] = {}
     if delta.reasoning:
         part["reasoning_content"] = delta.reasoning
     if delta.text:
         part["content"] = delta.text
+    if delta.call is not None:  # whole at once: its text is read when its closing mark comes
+        part["tool_calls"] = [{"index": len(answer.calls) - 1, **_call(delta.call)}]
     if part or delta.logprob is not None:
         choice = _choice(i, part)
         if delta.logprob is not None:

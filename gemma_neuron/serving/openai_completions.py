@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemma_neuron.chat import ChatAssets
-from gemma_neuron.serving.answers import Answer
+from gemma_neuron.serving.answers import Answer, Reading
 from gemma_neuron.serving.api_types import CompletionBody
 from gemma_neuron.serving.errors import ApiError
 from gemma_neuron.serving.openai_chat import new_id
-from gemma_neuron.serving.requests import GenerationRequest, TokenLogprob
+from gemma_neuron.serving.requests import GenerationRequest, Grammar, TokenLogprob
 from gemma_neuron.serving.service import (
     DEFAULT_COMPLETION_TOKENS,
     Service,
@@ -46,6 +46,8 @@ def prepare(service: Service, body: CompletionBody) -> Prepared:
         raise ApiError(
             400, "max_tokens must be at least 1 unless echo is true.", param="max_tokens"
         )
+    schema = None if body.response_format is None else body.response_format.schema_text
+    grammar = None if schema is None else Grammar("json_schema", schema)
     requests: list[GenerationRequest] = []
     echoes: list[str] = []
     total = 0
@@ -60,6 +62,7 @@ def prepare(service: Service, body: CompletionBody) -> Prepared:
             max_tokens=wanted,
             logprobs=body.logprobs,
             prompt_logprobs=body.echo and body.logprobs is not None,
+            grammar=grammar,
             first_tag=len(requests),
         )
         echo = ""
@@ -70,10 +73,7 @@ def prepare(service: Service, body: CompletionBody) -> Prepared:
 
 
 def _answers(service: Service, body: CompletionBody, prepared: Prepared) -> dict[int, Answer]:
-    return {
-        i: Answer(service.assets, body.stops, split_thoughts=False)
-        for i in range(len(prepared.requests))
-    }
+    return {i: Answer(service.assets, body.stops, Reading()) for i in range(len(prepared.requests))}
 
 
 async def whole(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-FinishReason = Literal["stop", "length", "cancelled", "error"]
+FinishReason = Literal["stop", "length", "tool_calls", "cancelled", "error"]
+"""`tool_calls`: of a chat answer that stopped behind one; the engine itself never says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,18 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must be: `text` is a JSON schema or a Lark grammar in llguidance's dialect.
+
+    `thought`: ids that open and close a thought; one may stand before the answer and is not held to it.
+    """
+
+    kind: Literal["json_schema", "lark"]
+    text: str
+    thought: tuple[int, int] | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One answer to one prompt."""
@@ -43,6 +56,10 @@ class GenerationRequest:
     """Alternatives per token whose log-probability is told; None tells none, 0 the chosen token's only."""
     prompt_logprobs: bool = False
     """Tell them for the prompt as well; it is then read through the scoring graph."""
+    grammar: Grammar | None = None
+    replay: tuple[int, ...] = ()
+    """Tokens that were made and told before, by a replica that is gone: they go through the decode graph as they
+    did then (prefilling them would round differently) and are not told again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +83,40 @@ class TokenEvent:
     """Scores of the prompt's tokens, told once before the first token when asked for."""
     finish: FinishReason | None = None
     error: str = ""
+    replica: int = 0
+    """Which replica it happened on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the loaded runner can do."""
+
+    vocab: int
+    slots: int
+    max_context: int
+    chunk: int = 0
+    """Tokens of a prompt that are read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a runner is. `kv_tokens` of `kv_capacity` positions of KV state hold running requests."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_tokens: int = 0
+    kv_capacity: int = 0
+    prefix_tokens: int = 0
+    """Prompt tokens so far that were not read again because their slot still held them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaState:
+    """One replica as `/health/ready` and `/metrics` tell of it; `seconds`: since it has been in `phase`."""
+
+    index: int
+    pid: int
+    phase: Literal["starting", "loading", "ready", "down"]
+    seconds: float
+    restarts: int = 0
+    load: Load = Load()

@@ -1,7 +1,7 @@
 """Who runs next: the queue, the decode slots, the prompt chunks. Touches no tensor.
 
-A sequence waits, gets a slot (which is room for a whole context), reads its prompt chunk by chunk, then
-decodes until it finishes. Chunk borders come from the prompt's length alone.
+A sequence waits, gets a slot (which is KV room for a whole context), reads its prompt chunk by chunk, then
+decodes until it finishes. Chunk borders come from the prompt's length alone, whatever the slot held of it.
 """
 
 from __future__ import annotations
@@ -9,11 +9,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from gemma_neuron.backends.decode import chunk_spans
 from gemma_neuron.serving.requests import GenerationRequest, TokenEvent, TokenLogprob
+from gemma_neuron.serving.sampling import Allowed
+from gemma_neuron.serving.slots import Slots
 
 Deliver = Callable[[TokenEvent], None]
+
+
+class Constraint(Protocol):
+    """What an answer may go on with: a grammar and where the answer stands in it."""
+
+    def allowed(self) -> Allowed | None:
+        """Ids that may come next, [vocab] bool; None for all. Raises GrammarError past its limits."""
+
+    def accept(self, token: int) -> None:
+        """The token came. Raises GrammarError for one that was not allowed."""
 
 
 @dataclass(eq=False, slots=True)
@@ -22,6 +35,7 @@ class Sequence:
 
     request: GenerationRequest
     deliver: Deliver
+    constraint: Constraint | None = None
     slot: int = -1
     chunks: deque[tuple[int, int]] = field(default_factory=deque)
     made: list[int] = field(default_factory=list)
@@ -34,6 +48,12 @@ class Sequence:
         """Where the newest token goes: it has been chosen and not yet been fed."""
         return len(self.request.prompt_ids) + len(self.made) - 1
 
+    @property
+    def replaying(self) -> int | None:
+        """The next token, where it was made before."""
+        replay = self.request.replay
+        return replay[len(self.made)] if len(self.made) < len(replay) else None
+
     def append(self, token: int) -> None:
         self.made.append(token)
         self.counts[token] = self.counts.get(token, 0) + 1
@@ -42,13 +62,14 @@ class Sequence:
 class Scheduler:
     """Queue and slots of one runner."""
 
-    def __init__(self, *, slots: int, prefill_length: int, score_length: int) -> None:
-        self._free = list(range(slots))
+    def __init__(self, slots: Slots, *, prefill_length: int, score_length: int) -> None:
+        self.slots = slots
         self._prefill_length = prefill_length
         self._score_length = score_length
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         """In order of admission."""
+        self.prefix_tokens = 0
 
     @property
     def waiting(self) -> int:
@@ -66,14 +87,18 @@ class Scheduler:
         self._waiting.append(sequence)
 
     def admit(self) -> None:
-        """Give free slots, lowest first, to those who wait longest."""
-        while self._free and self._waiting:
+        """Give free slots to those who wait longest."""
+        while self._waiting:
+            request = self._waiting[0].request
+            taken = self.slots.take(request.prompt_ids, fresh=request.prompt_logprobs)
+            if taken is None:
+                return
             sequence = self._waiting.popleft()
-            sequence.slot = self._free.pop(0)
-            length = (
-                self._score_length if sequence.request.prompt_logprobs else self._prefill_length
-            )
-            sequence.chunks.extend(chunk_spans(len(sequence.request.prompt_ids), length))
+            sequence.slot, held = taken[0].index, taken[1]
+            length = self._score_length if request.prompt_logprobs else self._prefill_length
+            spans = chunk_spans(len(request.prompt_ids), length)
+            sequence.chunks.extend(span for span in spans if span[0] >= held)
+            self.prefix_tokens += held
             self._running.append(sequence)
 
     def reading(self) -> Sequence | None:
@@ -90,8 +115,7 @@ class Scheduler:
             self._waiting.remove(sequence)
         if sequence in self._running:
             self._running.remove(sequence)
-            self._free.append(sequence.slot)
-            self._free.sort()
+            self.slots.give_back(sequence.slot)
 
     def all(self) -> list[Sequence]:
         return [*self._running, *self._waiting]

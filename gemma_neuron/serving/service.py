@@ -7,7 +7,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from typing import Any
 from gemma_neuron.chat import ChatAssets
 from gemma_neuron.serving.answers import Answer, Delta
 from gemma_neuron.serving.api_types import GenerationBody
-from gemma_neuron.serving.engine import Engine, Limits, NotServing
 from gemma_neuron.serving.errors import ApiError
-from gemma_neuron.serving.requests import GenerationRequest, Sampling
+from gemma_neuron.serving.grammar import GrammarError
+from gemma_neuron.serving.requests import GenerationRequest, Grammar, Limits, Sampling
+from gemma_neuron.serving.source import NotServing, TokenSource
 from gemma_neuron.serving.streams import EventStream
 
 PLACEHOLDER = re.compile(r"(image|audio|video|boi|eoi|boa|eoa)_token_(id|index)")
@@ -43,7 +44,7 @@ class ServerInfo:
 class Service:
     """What the HTTP routes need: engine, text, facts."""
 
-    engine: Engine
+    engine: TokenSource
     assets: ChatAssets
     info: ServerInfo
 
@@ -67,19 +68,28 @@ class Service:
         max_tokens: int | None,
         logprobs: int | None,
         prompt_logprobs: bool = False,
+        grammar: Grammar | None = None,
         first_tag: int = 0,
     ) -> list[GenerationRequest]:
-        """One request per choice. Raises ApiError 400 on a prompt or bias that cannot be."""
+        """One request per choice. Raises ApiError 400 on a prompt, bias or schema that cannot be."""
         limits = self.limits()
         check_prompt(ids, limits)
-        check_bias(body, limits)
+        check_ids(body, limits)
+        if grammar is not None:
+            try:
+                self.engine.check(grammar)
+            except GrammarError as error:
+                name = "tools" if grammar.kind == "lark" else "response_format"
+                raise ApiError(400, str(error), param=name) from None
         room = limits.max_context - len(ids)
         seed = secrets.randbits(63) if body.seed is None else body.seed
+        own = frozenset() if body.ignore_eos else self.assets.stop_ids
         return [
             GenerationRequest(
                 prompt_ids=tuple(ids),
                 max_tokens=room if max_tokens is None else min(max_tokens, room),
-                stop_ids=self.assets.stop_ids,
+                stop_ids=own | frozenset(body.stop_token_ids),
+                grammar=grammar,
                 tag=first_tag + choice,
                 sampling=self.sampling(body, seed, choice),
                 logprobs=logprobs,
@@ -116,20 +126,27 @@ def check_prompt(ids: Sequence[int], limits: Limits) -> None:
         raise ApiError(
             400,
             f"The prompt has {len(ids)} tokens; this port's context is {limits.max_context} tokens and "
-            "an answer needs at least one. Shorten the prompt, or compile with a larger --max-context.",
+            "an answer needs at least one. Shorten the prompt, or compile with "
+            f"--max-context {len(ids) + 1} or more.",
             param="prompt",
             code="context_length_exceeded",
         )
 
 
-def check_bias(body: GenerationBody, limits: Limits) -> None:
-    wrong = next((i for i in body.logit_bias if not 0 <= i < limits.vocab), None)
-    if wrong is not None:
-        raise ApiError(
-            400,
-            f"logit_bias names token id {wrong}; the vocabulary has {limits.vocab}.",
-            param="logit_bias",
-        )
+def check_ids(body: GenerationBody, limits: Limits) -> None:
+    """Ids that a body names must be in the vocabulary."""
+    named: tuple[tuple[str, Iterable[int]], ...] = (
+        ("logit_bias", body.logit_bias),
+        ("stop_token_ids", body.stop_token_ids),
+    )
+    for name, ids in named:
+        wrong = next((i for i in ids if not 0 <= i < limits.vocab), None)
+        if wrong is not None:
+            raise ApiError(
+                400,
+                f"{name} names token id {wrong}; the vocabulary has {limits.vocab}.",
+                param=name,
+            )
 
 
 async def run_all(

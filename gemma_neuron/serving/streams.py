@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from gemma_neuron.serving.engine import Engine
 from gemma_neuron.serving.requests import GenerationRequest, TokenEvent
+from gemma_neuron.serving.source import TokenSource
 
 
 class EventStream:
@@ -21,7 +21,7 @@ class EventStream:
     """
 
     def __init__(
-        self, engine: Engine, requests: Sequence[GenerationRequest], *, seconds: float
+        self, engine: TokenSource, requests: Sequence[GenerationRequest], *, seconds: float
     ) -> None:
         loop = asyncio.get_running_loop()
         self._engine = engine

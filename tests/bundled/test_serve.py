@@ -97,8 +97,8 @@ def test_completion_and_length(client: openai.OpenAI) -> None:
 
 
 def test_a_parameter_it_lacks_and_a_control_token_are_named(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="response_format"):
-        ask(client, "Hi", response_format={"type": "json_object"})
+    with pytest.raises(openai.BadRequestError, match="mirostat"):
+        ask(client, "Hi", extra_body={"mirostat": 2})
     with pytest.raises(openai.BadRequestError, match=r"<turn\|>"):
         ask(client, "Hi<turn|>")
 

@@ -19,7 +19,8 @@ Floats = NDArray[np.float32]
 
 
 class FakeRunner:
-    """`script`: tokens said in order after any prompt; without it, tokens are drawn from the history."""
+    """`script`: tokens said in order after any prompt; without it, tokens are drawn from the history.
+    `ring`: what `KeepsPrefix` says of it; `copies`: whether `save` can make one."""
 
     def __init__(
         self,
@@ -30,6 +31,8 @@ class FakeRunner:
         buckets: tuple[int, ...] = (16, 32),
         script: Sequence[int] = (),
         step_seconds: float = 0.0,
+        ring: int | None = None,
+        copies: bool = True,
     ) -> None:
         self.vocab = vocab
         self.slots = slots
@@ -44,6 +47,9 @@ class FakeRunner:
         self._owner: int | None = None
         self._history: list[list[int]] = [[] for _ in range(slots)]
         self._prompt: list[int] = [0] * slots
+        self.ring = ring
+        self._copies = copies
+        self._written = [0] * slots
 
     def prefill(self, tokens: Sequence[int], *, slot: int, start: int) -> Floats:
         self._begin("prefill", len(tokens))
@@ -60,6 +66,7 @@ class FakeRunner:
             if active[slot]:
                 assert positions[slot] == len(self._history[slot])
                 self._history[slot].append(tokens[slot])
+                self._written[slot] = max(self._written[slot], len(self._history[slot]))
                 out[slot] = self._logits(slot)
         return out
 
@@ -72,6 +79,12 @@ class FakeRunner:
         total = np.log(np.exp(rows.astype(np.float64)).sum(axis=1)).astype(np.float32)
         wanted = rows[np.arange(len(targets)), list(targets)] - total
         return Scores(rows, total, wanted)
+
+    def save(self, slot: int) -> int | None:
+        return len(self._history[slot]) if self._copies else None
+
+    def restore(self, slot: int, saved: int) -> None:
+        self._written[slot] = saved
 
     def close(self) -> None:
         self.closed = True
@@ -88,11 +101,17 @@ class FakeRunner:
 
     def _extend(self, tokens: Sequence[int], slot: int, start: int) -> Floats:
         if start == 0:
-            self._history[slot] = []
-        assert start == len(self._history[slot])
+            self._history[slot], self._written[slot] = [], 0
+        assert start <= len(self._history[slot])
+        if self.ring is not None and start < self._written[slot] > self.ring:
+            self._history[slot][:start] = [
+                1
+            ] * start  # the ring holds later positions: wrong for good
+        del self._history[slot][start:]
         assert start + len(tokens) <= self.max_context
         self._history[slot].extend(tokens)
         self._prompt[slot] = len(self._history[slot])
+        self._written[slot] = max(self._written[slot], len(self._history[slot]))
         return self._logits(slot)
 
     def _logits(self, slot: int) -> Floats:

@@ -106,7 +106,9 @@ def running(
     """The application over a fake runner, in a thread, on a free port."""
     fake = runner or FakeRunner()
     assets = load_chat_assets(folder)
-    engine = Engine(lambda: fake)
+    engine = Engine(
+        lambda: fake, tokenizer_file=folder / "tokenizer.json", stop_ids=assets.stop_ids
+    )
     known: dict[str, Any] = {"model_id": "tiny", "validated": True, "verdict": "works"}
     facts = ServerInfo(**(known | info))
     listener = listen("127.0.0.1", 0)

@@ -23,12 +23,6 @@ from tests.serving.server import (
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
     "unknown": ({"extra_body": {"mirostat": 2}}, "'mirostat' is not implemented", "mirostat"),
-    "tools": ({"tools": []}, "'tools' is not implemented", "tools"),
-    "format": (
-        {"response_format": {"type": "json_object"}},
-        "'response_format'",
-        "response_format",
-    ),
     "template": ({"extra_body": {"chat_template": "x"}}, "'chat_template'", "chat_template"),
     "kwargs": (
         {"extra_body": {"chat_template_kwargs": {"x": 1}}},

@@ -55,6 +55,12 @@ class CpuRunner(GraphRunner):
         spec, plan = port.spec, port.plan
         view = rank_view(port.geometry, plan, spec)
         self._state = empty_state(plan, view, TORCH_DTYPES[spec.dtype])
+        axes = rank_axes(plan, view)
+        self._ring_axes = {
+            name: int(axes[name] is not None)  # the slots' axis stands behind the ranks'
+            for name, shape in view.state_shapes().items()
+            if shape[2] < spec.max_context
+        }
         self._tensors = {
             flat(name): tensor for name, tensor in (load_weights(port) | self._state).items()
         }
@@ -66,6 +72,17 @@ class CpuRunner(GraphRunner):
         with torch.inference_mode(), flags():
             outputs = self._graphs[unit.name](*(torch.from_numpy(x) for x in inputs))
         return [output.numpy() for output in outputs]
+
+    def save(self, slot: int) -> list[torch.Tensor]:
+        return [ring.clone() for ring in self._rings(slot)]
+
+    def restore(self, slot: int, saved: list[torch.Tensor]) -> None:
+        for ring, old in zip(self._rings(slot), saved, strict=True):
+            ring.copy_(old)
+
+    def _rings(self, slot: int) -> list[torch.Tensor]:
+        """Views of what a slot's sliding layers hold."""
+        return [self._state[name].select(axis, slot) for name, axis in self._ring_axes.items()]
 
     def close(self) -> None:
         self._graphs.clear()

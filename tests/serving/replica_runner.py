@@ -1,0 +1,43 @@
+"""Fake runners for replicas: made in their own processes, by a name that can be sent there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from gemma_neuron.errors import CompileError
+from tests.serving.fake_runner import FakeRunner, Floats
+
+
+class Poisoned(FakeRunner):
+    """Fails as soon as a slot holds `poison`."""
+
+    def __init__(self, poison: int, **options: Any) -> None:
+        super().__init__(**options)
+        self._poison = poison
+
+    def _logits(self, slot: int) -> Floats:
+        if self._poison in self._history[slot]:
+            raise RuntimeError("device lost")
+        return super()._logits(slot)
+
+
+def make(
+    index: int,
+    *,
+    step: float = 0.0,
+    load: float = 0.0,
+    broken: bool = False,
+    script: Sequence[int] = (),
+    slots: int = 4,
+    context: int = 256,
+    poison: int | None = None,
+) -> FakeRunner:
+    """A `LoadRunner` behind `functools.partial`."""
+    time.sleep(load)
+    if broken:
+        raise CompileError("The graph is of another machine.", "Compile again.")
+    if poison is not None:
+        return Poisoned(poison, step_seconds=step, slots=slots, max_context=context)
+    return FakeRunner(script=script, step_seconds=step, slots=slots, max_context=context)
