@@ -42,6 +42,10 @@ RETRY_HINT = "See the port's events.jsonl."
 log = logging.getLogger(__name__)
 
 
+class _Closing(Exception):
+    """Told to close while waiting for a replica to start."""
+
+
 class Replicas(Pool):
     """`count` replicas of one port and the requests over them. `engine` is this object's from now on."""
 
@@ -88,9 +92,11 @@ class Replicas(Pool):
             minimum_replica_count=1,
             poll_interval=FIRST_PAUSE,
             retry_policy=RetryPolicy(failures=ElasticRetryLimit(None)),
+            meanwhile=self._end_where_closing,
         )(self._watch)
         try:
-            watch()
+            with suppress(_Closing):
+                watch()
             self._say_goodbye()
             self.fail(None, "stopped")
         except BaseException as error:
@@ -103,6 +109,10 @@ class Replicas(Pool):
             with suppress(OSError), socket.socket(socket.AF_UNIX) as last:
                 last.connect(self._address)  # wakes the thread that accepts
             listener.close()
+
+    def _end_where_closing(self) -> None:
+        if self._closing.is_set():
+            raise _Closing
 
     def _accept(self, listener: Listener) -> None:
         """Replicas call here when they begin to load; each says its pid first."""
