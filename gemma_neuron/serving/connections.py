@@ -1,7 +1,7 @@
-"""Connections of clients that do nothing: half-open ones are closed, and there are never too many.
+"""Connections of clients that do nothing: half-open ones and those that do not read are closed, and there are never
+too many.
 
-uvicorn itself waits for ever for a request's head. A body that does not come is `access`' affair, a reader that
-does not read is `http.EventsResponse`'s.
+uvicorn itself waits for ever for a request's head and for a reader. A body that does not come is `access`' affair.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 20.0
 """From connecting, or from the last answer, to a whole request head."""
+SEND_SECONDS = 60.0
+"""For a client to take what has been written to it, some 64 KiB."""
 MOST_CONNECTIONS = 4096
 DESCRIPTORS_BESIDE = 256
 """Files and sockets the server needs for itself."""
@@ -24,6 +26,7 @@ class Connection(H11Protocol):
     """uvicorn's HTTP/1.1 connection with a limit on the time and the number of those without a request."""
 
     _watch: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) >= MOST_CONNECTIONS:
@@ -33,11 +36,22 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watch()
+        if self._unread is not None:
+            self._unread.cancel()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._await_head()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(SEND_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+        super().resume_writing()
 
     @property
     def idle(self) -> bool:

@@ -120,6 +120,10 @@ class Engine:
             sequence.cancelled = True
             self._wake.notify_all()
 
+    def waiting(self) -> int:
+        """See `TokenSource.waiting`: the replica's own queue is part of its load."""
+        return len(self._new)
+
     def states(self) -> list[ReplicaState]:
         """This process is the one replica there is."""
         phase = {"starting": "starting", "loading": "loading", "failed": "down", "stopped": "down"}

@@ -18,6 +18,7 @@ from gemma_neuron.serving import openai_chat, openai_completions
 from gemma_neuron.serving.access import AccessGuard, AccessRules
 from gemma_neuron.serving.api_types import ChatBody, CompletionBody
 from gemma_neuron.serving.errors import ApiError
+from gemma_neuron.serving.metrics import CONTENT_TYPE
 from gemma_neuron.serving.service import Service, unless_gone
 from gemma_neuron.serving.streams import EventStream
 
@@ -25,13 +26,14 @@ UNVALIDATED_NOTE = (
     "unvalidated: this port's answers have not been compared with the reference model's"
 )
 
+RETRY = {"retry-after": "1"}
 UNION_MEMBER = re.compile(r"body|(constrained-)?(str|int)|(list|function-after)\[.*\]", re.DOTALL)
 
 
 def create_app(service: Service, rules: AccessRules | None = None) -> FastAPI:
     """The application over an engine that may still be loading."""
     app = FastAPI(title="gemma-neuron", docs_url=None, redoc_url=None)
-    _add_error_handlers(app)
+    _add_error_handlers(app, service)
     _add_health(app, service)
     _add_completions(app, service)
     app.add_middleware(AccessGuard, rules=rules or AccessRules())
@@ -45,15 +47,12 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
     @app.get("/health/ready")
     async def ready() -> JSONResponse:
-        phase = service.engine.phase
-        good = phase == "ready"
-        body = {
-            "status": "ready" if good else "not ready",
-            "phase": phase,
-            "replicas": replicas(service),
-            "validated": service.info.validated,
-        }
-        return JSONResponse(body, 200 if good else 503)
+        good = service.engine.phase == "ready"
+        return JSONResponse(readiness(service), 200 if good else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.meter.text(), media_type=CONTENT_TYPE)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -75,6 +74,30 @@ def replicas(service: Service) -> list[dict[str, int]]:
     """The processes that hold the model now."""
     states = service.engine.states()
     return [{"index": s.index, "pid": s.pid} for s in states if s.phase == "ready"]
+
+
+def readiness(service: Service) -> dict[str, Any]:
+    """Phase and progress: how many replicas serve, and what each is doing for how long."""
+    phase, states = service.engine.phase, service.engine.states()
+    return {
+        "status": "ready" if phase == "ready" else "not ready",
+        "phase": phase,
+        "replicas": replicas(service),
+        "validated": service.info.validated,
+        "progress": {
+            "ready": sum(state.phase == "ready" for state in states),
+            "replicas": len(states),
+            "states": [
+                {
+                    "index": state.index,
+                    "phase": state.phase,
+                    "seconds": state.seconds,
+                    "restarts": state.restarts,
+                }
+                for state in states
+            ],
+        },
+    }
 
 
 def model_entry(service: Service) -> dict[str, Any]:
@@ -142,10 +165,11 @@ async def _lines(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
         yield b"data: [DONE]\n\n"
 
 
-def _add_error_handlers(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI, service: Service) -> None:
     @app.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> JSONResponse:
-        return JSONResponse(error.body(), error.status)
+        service.meter.refused(error.status)
+        return JSONResponse(error.body(), error.status, RETRY if error.status == 503 else None)
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> JSONResponse:
@@ -155,6 +179,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        service.meter.refused(400)
         return JSONResponse(validation_error(error.errors()).body(), 400)
 
     @app.exception_handler(Exception)

@@ -96,6 +96,10 @@ class Pool:
             else:
                 ticket.link.send(("cancel", ticket.number))
 
+    def waiting(self) -> int:
+        """See `TokenSource.waiting`."""
+        return len(self._waiting)
+
     def states(self) -> list[ReplicaState]:
         """See `TokenSource.states`."""
         with self._changed:

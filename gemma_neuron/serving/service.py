@@ -17,6 +17,7 @@ from gemma_neuron.serving.answers import Answer, Delta
 from gemma_neuron.serving.api_types import GenerationBody
 from gemma_neuron.serving.errors import ApiError
 from gemma_neuron.serving.grammar import GrammarError
+from gemma_neuron.serving.metrics import Meter
 from gemma_neuron.serving.requests import GenerationRequest, Grammar, Limits, Sampling
 from gemma_neuron.serving.source import NotServing, TokenSource
 from gemma_neuron.serving.streams import EventStream
@@ -47,6 +48,10 @@ class Service:
     engine: TokenSource
     assets: ChatAssets
     info: ServerInfo
+    meter: Meter = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "meter", Meter(self.engine))
 
     def limits(self) -> Limits:
         """Raises ApiError 503 until the runner is loaded."""
@@ -56,9 +61,14 @@ class Service:
 
     def open(self, requests: Sequence[GenerationRequest]) -> EventStream:
         try:
-            return EventStream(self.engine, requests, seconds=self.info.request_seconds)
+            stream = EventStream(
+                self.engine, requests, seconds=self.info.request_seconds, meter=self.meter
+            )
         except NotServing as error:
             raise ApiError(503, str(error), code="not_ready") from None
+        prompts = {id(request.prompt_ids): len(request.prompt_ids) for request in requests}
+        self.meter.accepted(sum(prompts.values()))
+        return stream
 
     def requests(
         self,
@@ -84,9 +94,10 @@ class Service:
         room = limits.max_context - len(ids)
         seed = secrets.randbits(63) if body.seed is None else body.seed
         own = frozenset() if body.ignore_eos else self.assets.stop_ids
+        prompt = tuple(ids)
         return [
             GenerationRequest(
-                prompt_ids=tuple(ids),
+                prompt_ids=prompt,
                 max_tokens=room if max_tokens is None else min(max_tokens, room),
                 stop_ids=own | frozenset(body.stop_token_ids),
                 grammar=grammar,

@@ -45,6 +45,9 @@ class TokenSource(Protocol):
     def cancel(self, handle: Any) -> None:
         """Stop a request; it ends with the finish reason `cancelled` unless it ended before."""
 
+    def waiting(self) -> int:
+        """Requests that no replica has been given yet."""
+
     def states(self) -> list[ReplicaState]:
         """Every replica, by index."""
 

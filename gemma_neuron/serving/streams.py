@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
 
+from gemma_neuron.serving.metrics import Meter
 from gemma_neuron.serving.requests import GenerationRequest, TokenEvent
 from gemma_neuron.serving.source import TokenSource
 
@@ -21,13 +22,20 @@ class EventStream:
     """
 
     def __init__(
-        self, engine: TokenSource, requests: Sequence[GenerationRequest], *, seconds: float
+        self,
+        engine: TokenSource,
+        requests: Sequence[GenerationRequest],
+        *,
+        seconds: float,
+        meter: Meter,
     ) -> None:
         loop = asyncio.get_running_loop()
         self._engine = engine
         self._queue: asyncio.Queue[TokenEvent] = asyncio.Queue()
         self._seconds = seconds
-        self._deadline = time.monotonic() + seconds
+        self._meter, self._began = meter, time.monotonic()
+        self._deadline = self._began + seconds
+        self._last: dict[int, float] = {}
 
         def deliver(event: TokenEvent) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is gone, and so is the reader
@@ -56,9 +64,10 @@ class EventStream:
 
     async def __aiter__(self) -> AsyncIterator[TokenEvent]:
         while self._running:
-            left = self._deadline - time.monotonic()
             try:
-                event = await asyncio.wait_for(self._queue.get(), max(left, 0.0))
+                # Not wait_for: it loses a cancellation that comes while an event is there to be taken.
+                async with asyncio.timeout(self._deadline - time.monotonic()):
+                    event = await self._queue.get()
             except TimeoutError:
                 text = f"The answer took longer than {self._seconds:g} s."
                 for tag in sorted(self._running):
@@ -66,13 +75,25 @@ class EventStream:
                 return
             if event.tag not in self._running:
                 continue  # ended by the reader before the engine knew
+            self._measure(event)
             if event.finish is not None:
                 self._running.discard(event.tag)
             yield event
 
+    def _measure(self, event: TokenEvent) -> None:
+        now = time.monotonic()
+        if event.token is not None:
+            last = self._last.get(event.tag)
+            since = self._began if last is None else last
+            self._meter.token(event.replica, now - since, first=last is None)
+            self._last[event.tag] = now
+        if event.finish is not None:
+            self._meter.ended(event.replica, now - self._began, event.finish)
+
     def end(self, tag: int) -> None:
         """Take no more of one answer: its text met a stop string."""
         self._running.discard(tag)
+        self._meter.ended(0, time.monotonic() - self._began, "stop string")
         self._engine.cancel(self._sequences[tag])
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ import uvicorn
 from gemma_neuron.chat import ChatAssets, load_chat_assets
 from gemma_neuron.port import Fingerprints, Port, PortRecord, SourceRecord
 from gemma_neuron.serving.access import AccessRules
+from gemma_neuron.serving.connections import Connection
 from gemma_neuron.serving.engine import Engine
 from gemma_neuron.serving.http import create_app
 from gemma_neuron.serving.local import listen
@@ -113,7 +114,10 @@ def running(
     facts = ServerInfo(**(known | info))
     listener = listen("127.0.0.1", 0)
     config = uvicorn.Config(
-        create_app(Service(engine, assets, facts), rules), log_config=None, lifespan="off"
+        create_app(Service(engine, assets, facts), rules),
+        log_config=None,
+        lifespan="off",
+        http=Connection,
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
