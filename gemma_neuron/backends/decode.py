@@ -7,6 +7,7 @@ computes never depends on what else is running.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gemma_neuron.errors import UsageError
@@ -85,6 +86,50 @@ def greedy(
         if token in stop_ids or len(out) >= limit:
             break
     return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A prompt to go on with: at most `limit` tokens, a stop id is the last."""
+
+    ids: Sequence[int]
+    limit: int
+    stop_ids: Collection[int] = ()
+
+
+def greedy_together(runner: Runner, prompts: Sequence[Asked]) -> list[list[int]]:
+    """What `greedy` says to each prompt, as many at once as the port has slots."""
+    found: list[list[int]] = [[] for _ in prompts]
+    waiting, rows = iter(range(len(prompts))), dict[int, int]()
+
+    def took(index: int, logits: NDArray[np.float32]) -> bool:
+        """Keep the likeliest token; whether the prompt goes on."""
+        asked, out = prompts[index], found[index]
+        out.append(int(logits.argmax()))
+        room = len(asked.ids) + len(out) <= runner.max_context
+        return room and len(out) < asked.limit and out[-1] not in asked.stop_ids
+
+    while True:
+        for slot in range(runner.slots):
+            while slot not in rows and (index := next(waiting, None)) is not None:
+                if took(index, prefill_prompt(runner, prompts[index].ids, slot)):
+                    rows[slot] = index
+        if not rows:
+            return found
+        logits = _decode_rows(runner, {s: (prompts[i].ids, found[i]) for s, i in rows.items()})
+        rows = {slot: index for slot, index in rows.items() if took(index, logits[slot])}
+
+
+def _decode_rows(
+    runner: Runner, rows: dict[int, tuple[Sequence[int], list[int]]]
+) -> NDArray[np.float32]:
+    """One step of every slot in `rows`, slot → (prompt, its tokens so far); [slots, vocab]."""
+    slots = range(runner.slots)
+    return runner.decode(
+        [rows[slot][1][-1] if slot in rows else 0 for slot in slots],
+        [len(rows[slot][0]) + len(rows[slot][1]) - 1 if slot in rows else 0 for slot in slots],
+        [slot in rows for slot in slots],
+    )
 
 
 def score_text(

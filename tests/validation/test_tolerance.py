@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gemma_neuron.validation.compare import distances
+from gemma_neuron.validation.compare import distances, log_sum_exp
 from gemma_neuron.validation.golden import GoldenText
 from gemma_neuron.validation.tolerance import Tolerance, summary
 
@@ -67,3 +67,28 @@ def test_a_flip_under_the_noise_is_none(text: GoldenText, lead: float, fails: bo
     assert summary(found, own.largest)["argmax_agreement"] == pytest.approx(2 / 3, abs=1e-6)
     if fails:
         assert "logits of lead overturned" in str(problem)
+
+
+def random_text(vocab: int) -> GoldenText:
+    rng = np.random.default_rng(5)
+    logits = (rng.normal(0, 3, (40, vocab)) + 12).astype(np.float32)
+    ids, none = np.arange(40, dtype=np.int32), np.zeros(40, np.float32)
+    return GoldenText("t", ids, logits, None, log_sum_exp(logits), none)
+
+
+def test_rounding_is_no_divergence() -> None:
+    """Two float32 runs over a wide vocabulary part by rounding; their KL must lie far below the bar of 1e-6."""
+    text = random_text(50_000)
+    rounded = np.nextafter(text.values, np.float32(np.inf))
+    assert distances(text, 0, rounded).kl.max() < 1e-9
+
+
+def test_divergence_is_the_textbooks() -> None:
+    text = random_text(900)  # all of it is recorded
+    moved = text.values + np.random.default_rng(6).normal(0, 0.01, text.values.shape)
+    log_p, log_q = (
+        x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (text.values.astype(float), moved)
+    )
+    expected = (np.exp(log_p) * (log_p - log_q)).sum(-1)
+    found = distances(text, 0, moved.astype(np.float32)).kl
+    np.testing.assert_allclose(found, expected, rtol=1e-3)

@@ -1,7 +1,7 @@
 """Level 5: greedy tokens of port and reference, with the reference's margin where they part.
 
-In: the golden's continuations. Bars: a divergence whose margin lies under the noise of the port's dtype is
-noted, not failed; a port that degenerates where the reference does not fails.
+In: the golden's continuations, as many at once as the port has slots. Bars: a divergence whose margin lies under the
+noise of the port's dtype is noted, not failed; a port that degenerates where the reference does not fails.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from gemma_neuron.backends.decode import greedy
+from gemma_neuron.backends.decode import Asked, greedy_together
 from gemma_neuron.reports import Figure, LevelResult
 from gemma_neuron.validation.context import LevelContext, from_problems, judge_all, result
 from gemma_neuron.validation.degenerate import degenerate
@@ -33,8 +33,8 @@ def run(context: LevelContext) -> LevelResult:
         return result(
             LEVEL, "not-run", "the port's context is shorter than every prompt of the golden"
         )
-    for index, item in enumerate(items):
-        tokens = _generate(context, item, index % runner.slots)
+    outputs = greedy_together(runner, [_asked(context, item) for item in items])
+    for item, tokens in zip(items, outputs, strict=True):
         context.answers[item.name] = tokens
         same = _equal_run(item.tokens.tolist(), tokens)
         parted = same < min(len(item.tokens), len(tokens))
@@ -65,13 +65,13 @@ def run(context: LevelContext) -> LevelResult:
     return from_problems(LEVEL, problems, passed, detail, figures)
 
 
-def _generate(context: LevelContext, item: GoldenGreedy, slot: int) -> list[int]:
+def _asked(context: LevelContext, item: GoldenGreedy) -> Asked:
     prompt = context.prompt(item.name)
     known = prompt is not None and list(prompt.ids) == item.prompt.tolist()
     limit = prompt.limit if prompt is not None and known else len(item.tokens)
     room = context.runner.max_context - len(item.prompt)
     stops = () if prompt is not None and not prompt.stop_ids else context.assets.stop_ids
-    return greedy(context.runner, item.prompt.tolist(), min(limit, room), stops, slot)
+    return Asked(ids=item.prompt.tolist(), limit=min(limit, room), stop_ids=stops)
 
 
 def _equal_run(a: list[int], b: list[int]) -> int:
