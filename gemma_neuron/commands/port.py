@@ -26,11 +26,13 @@ from gemma_neuron.commands.options import (
     StrategyOption,
     Tp,
 )
+from gemma_neuron.errors import UsageError
 from gemma_neuron.render import emit_json, emit_lines, notice
 
 if TYPE_CHECKING:
     from gemma_neuron.mirror.background import MirrorOptions
     from gemma_neuron.pipeline import CompileRequest
+    from gemma_neuron.pipeline.tasks import TaskOptions
     from gemma_neuron.sharding.candidates import StrategyChoice
 
 
@@ -177,6 +179,13 @@ def validate(
         Path | None,
         typer.Option(help="Also write all of it as one HTML page (extra `report`)."),
     ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="Also serve it to lm-eval (extra `eval`): task names, with commas."),
+    ] = None,
+    task_limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first so many questions of each task.")
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Judge a port by what it does: prompts, weights, reference, logits, positions, answers."""
@@ -184,7 +193,9 @@ def validate(
 
     if report is not None:
         require_page(report)
+    asked = asked_tasks(tasks, task_limit)
     from gemma_neuron.pipeline import validate_port
+    from gemma_neuron.pipeline.tasks import with_tasks
     from gemma_neuron.render import Ticker
     from gemma_neuron.render.download import Download
     from gemma_neuron.validation.text import lines
@@ -202,6 +213,8 @@ def validate(
     found = validate_port(
         port, checkpoint, options, notice=notice, progress=ticker, watch=Download()
     )
+    if asked is not None:
+        found = with_tasks(found, port, asked, ticker)
     ticker.close()
     if report is not None:
         write_page(found, report)
@@ -211,3 +224,19 @@ def validate(
     else:
         emit_lines(lines(found))
     return 0 if found.verdict == "works" else 7
+
+
+def asked_tasks(names: str | None, limit: int | None) -> TaskOptions | None:
+    """What `--tasks` and `--task-limit` ask for, checked before anything long runs. Raises UsageError."""
+    if names is None:
+        if limit is not None:
+            raise UsageError("--task-limit without --tasks.", "Name the tasks: --tasks NAME,NAME.")
+        return None
+    from gemma_neuron.pipeline.tasks import TaskOptions
+    from gemma_neuron.validation.tasks import require_tasks
+
+    chosen = tuple(name.strip() for name in names.split(",") if name.strip())
+    if not chosen:
+        raise UsageError("--tasks names no task.", "--tasks gemma_neuron_facts, for example.")
+    require_tasks(chosen)
+    return TaskOptions(names=chosen, limit=limit)

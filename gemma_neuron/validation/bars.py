@@ -47,6 +47,7 @@ class Bars(BaseModel):
     prompt: dict[str, Bar]
     reference: dict[str, Bar]
     chat: dict[str, Bar]
+    task: dict[str, Bar]
     degenerate: dict[str, Bar]
     drift: dict[str, Bar]
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 from gemma_neuron.demo import demo_folder
 from tests.bundled.conftest import Done, compile_arguments, gemma_neuron
@@ -111,3 +114,18 @@ def test_the_gate(port: Path, tmp_path: Path) -> None:
     done = gemma_neuron("serve-local", copy, "--port", 0)
     assert done.code == 7
     assert "validate" in done.stderr
+
+
+@pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is not installed (extra eval)")
+def test_a_task_of_lm_eval_is_asked_over_http(port: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "port"
+    shutil.copytree(port, copy)
+    done = gemma_neuron(
+        *("validate", copy, "--levels", "0", "--tasks", "gemma_neuron_facts", "--task-limit", 8),
+        "--json",
+    )
+    assert done.code == 7, done.stderr  # one level of seven was looked at
+    task = done.document["levels"][7]
+    assert (task["name"], task["status"]) == ("task", "pass"), task
+    assert task["detail"]["tasks"]["gemma_neuron_facts"] == {"acc": 1.0, "samples": 8}
+    assert json.loads((copy / "validation.json").read_text())["levels"][7] == task
