@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest import MonkeyPatch
@@ -20,7 +20,7 @@ FileFault = Callable[["Port"], None]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`families`: those the fault exists in; `chat`: it needs a chat template."""
+    """`families`: those the fault exists in."""
 
     name: str
     kind: Kind
@@ -50,3 +50,8 @@ def _registered(name: str, kind: Kind, families: tuple[str, ...]) -> Callable[[A
         return apply
 
     return keep
+
+
+def built_with(port: Port, **changes: Any) -> None:
+    """The runner is built from another geometry than the checkpoint has."""
+    port.__dict__["geometry"] = replace(port.geometry, **changes)

@@ -106,24 +106,25 @@ def wrong_denominator(port: Port) -> None:
     )
 
 
-@weights("KV heads of two ranks exchanged in one layer")
-def exchanged_heads(port: Port) -> None:
+def _exchanged(port: Port, names: list[str]) -> None:
     first, second = (load_file(port.rank_file(rank)) for rank in (0, VICTIM))
-    sharded = [layer.index for layer in port.geometry.layers if layer.kv_heads > 1]
-    layer = sharded[0] if sharded else 0
-    names = [
-        n
-        for n in first
-        if n.startswith(f"layers.{layer}.self_attn.k_proj") and not torch.equal(first[n], second[n])
-    ]
-    if not names:  # one KV head: what differs between ranks are the query heads
-        names = [n for n in first if n.startswith(f"layers.{layer}.self_attn.q_proj")]
+    assert not any(torch.equal(first[name], second[name]) for name in names)
 
     def change(tensors: Tensors, rank: int) -> None:
         for name in names:
             tensors[name] = (second if rank == 0 else first)[name]
 
     edit(port, change, [0, VICTIM])
+
+
+@weights("KV heads of two ranks exchanged in one layer", "gemma4")
+def exchanged_heads(port: Port) -> None:
+    _exchanged(port, ["layers.0.self_attn.k_proj.weight"])
+
+
+@weights("query heads of two ranks exchanged in one layer")
+def exchanged_queries(port: Port) -> None:
+    _exchanged(port, ["layers.0.self_attn.q_proj.weight"])
 
 
 @weights("one rank's file of an earlier checkpoint")
@@ -148,12 +149,12 @@ def exchanged_ranks(port: Port) -> None:
     edit(port, change, [0, VICTIM])
 
 
-@weights("one rank's MLP zeroed")
+@weights("one rank's file zeroed")
 def zeroed_rank(port: Port) -> None:
     def change(tensors: Tensors, _: int) -> None:
-        for name in tensors:
-            if ".mlp.down_proj" in name:
-                tensors[name] = torch.zeros_like(tensors[name])
+        for name, x in tensors.items():
+            if x.is_floating_point():
+                tensors[name] = torch.zeros_like(x)
 
     edit(port, change, [VICTIM])
 
