@@ -70,7 +70,8 @@ class Browser:
             message = json.loads(entry["message"])["message"]
             if message["method"] != "Network.requestWillBeSent":
                 continue
-            if not message["params"]["documentURL"].startswith("chrome:"):  # its own first tab
+            # its own first tab, and what that embeds
+            if not message["params"]["documentURL"].startswith(("chrome:", "chrome-untrusted:")):
                 found.append(str(message["params"]["request"]["url"]))
         return found
 

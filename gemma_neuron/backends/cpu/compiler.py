@@ -26,7 +26,7 @@ import torch
 from gemma_neuron.artifacts import digest_bytes, digest_json, sync_folder
 from gemma_neuron.backends.base import BuiltUnit, CompileSpec, UnitSpec
 from gemma_neuron.backends.cpu.ranks import AllRanks, rank_axes, stacked_shape
-from gemma_neuron.backends.cpu.toolchain import host_key
+from gemma_neuron.backends.cpu.toolchain import compiles_vector_code, host_key
 from gemma_neuron.backends.tensors import TORCH_DTYPES, example_inputs, flat, weight_dtype
 from gemma_neuron.errors import CompileError, CompilerFaultError
 from gemma_neuron.geometry import ModelGeometry
@@ -46,9 +46,14 @@ def host_flags() -> dict[str, Any]:
     """What speeds up compiling here and changes nothing in the result: no part of a unit's key.
 
     torch names a precompiled header by a digest that it asks the program `openssl` for, and breaks where there is
-    none; compiling then reads the headers each time.
+    none; compiling then reads the headers each time. It also builds a program against its own headers for each
+    vector instruction set, in each process, which takes as long as a small graph's code: one small program tells
+    the same of a released torch. Where that one does not build, torch looks for itself (None).
     """
-    return {"aot_inductor.precompile_headers": shutil.which("openssl") is not None}
+    return {
+        "aot_inductor.precompile_headers": shutil.which("openssl") is not None,
+        "cpp.vec_isa_ok": True if compiles_vector_code() else None,
+    }
 
 
 @dataclass(frozen=True, slots=True)
