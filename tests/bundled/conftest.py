@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -69,3 +70,14 @@ def lost_buffers(tmp_path_factory: pytest.TempPathFactory) -> Path:
             tensors[name] = encode(values * 0 + 1, tensor[0])
     write_safetensors(folder / "model.safetensors", tensors)
     return folder
+
+
+@pytest.fixture(scope="session")
+def few_questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint's own question file with one question of each kind: enough where all answers are wrong."""
+    head, *questions = (demo_folder() / "validation.toml").read_text().split("[[questions]]")
+    first = {re.findall(r'^kind = "(.*)"', text, re.MULTILINE)[0]: text for text in questions[::-1]}
+    assert len(first) > 4
+    file = tmp_path_factory.mktemp("questions") / "few.toml"
+    file.write_text(head + "".join(f"[[questions]]{text}" for text in first.values()))
+    return file

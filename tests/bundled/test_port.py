@@ -50,7 +50,7 @@ def test_chat_answers(validated: tuple[Path, Done]) -> None:
 
 
 def test_lost_layer_scalars_are_warned_of_and_never_work(
-    port: Path, lost_buffers: Path, tmp_path: Path
+    port: Path, lost_buffers: Path, few_questions: Path, tmp_path: Path
 ) -> None:
     """Mission, story 1: all 60 stayed at 1.0, no error, and the arithmetic was wrong."""
     inspected = gemma_neuron("inspect", lost_buffers, "--json")
@@ -70,7 +70,7 @@ def test_lost_layer_scalars_are_warned_of_and_never_work(
     assert "all-one" in compiled.stderr
     assert compiled.document["units"]["reused"] == 4
 
-    judged = gemma_neuron("validate", out)
+    judged = gemma_neuron("validate", out, "--questions", few_questions)
     assert judged.code == 7
     first, second = judged.stdout.splitlines()[:2]
     assert first.startswith("matches-but-broken")
@@ -81,11 +81,12 @@ def test_lost_layer_scalars_are_warned_of_and_never_work(
 
 
 def test_a_gemma_3_prompt_is_named_and_token_match_does_not_rescue_it(
-    validated: tuple[Path, Done], tmp_path: Path
+    validated: tuple[Path, Done], few_questions: Path, tmp_path: Path
 ) -> None:
     port = tmp_path / "port"
     shutil.copytree(validated[0], port)
-    done = gemma_neuron("validate", port, "--chat-template", "gemma-3", "--json")
+    wrong = ("--chat-template", "gemma-3", "--questions", few_questions)
+    done = gemma_neuron("validate", port, *wrong, "--json")
     assert done.code == 7
     report = done.document
     assert report["verdict"] == "matches-but-broken"

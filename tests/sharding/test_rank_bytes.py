@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,17 @@ from gemma_neuron.sharding.rank_layout import header_bytes, rank_tensors
 from tests.sharding.shards import FAMILIES, cut_port, write_family
 from tests.tiny import Tensor, read_safetensors
 
+REAL = os.environ.get("GEMMA_NEURON_TEST_270M", "")
+REAL_MARKS = (
+    pytest.mark.weights,
+    pytest.mark.skipif(not REAL, reason="GEMMA_NEURON_TEST_270M names no folder"),
+)
 
-@pytest.fixture(scope="module", params=FAMILIES)
+
+@pytest.fixture(scope="module", params=[*FAMILIES, pytest.param("270M", marks=REAL_MARKS)])
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == "270M":
+        return Path(REAL)
     return write_family(tmp_path_factory.mktemp("source"), request.param)
 
 
@@ -49,7 +58,8 @@ def reassembled(parts: list[bytes], p: PlannedParameter, item: int) -> bytes:
 def test_ranks_are_as_predicted_and_make_up_the_checkpoint(
     tmp_path: Path, source: Path, tp: int, strategy: str
 ) -> None:
-    port = cut_port(source, tmp_path / "port", tp, strategy=strategy, verify=True)
+    base = not (source / "chat_template.jinja").is_file()  # 270M is one: no template
+    port = cut_port(source, tmp_path / "port", tp, strategy=strategy, verify=True, base=base)
     whole = read_safetensors(source / "model.safetensors")
     ranks = [read_safetensors(port.rank_file(rank)) for rank in range(tp)]
     predicted = rank_tensors(port.plan, examined(open_source(str(source))).tensors())
@@ -63,7 +73,7 @@ def test_ranks_are_as_predicted_and_make_up_the_checkpoint(
         held = [rank[p.name] for rank in ranks]
         assert {shape for _, shape, _ in held} == {p.local_shape}
         if not p.derived:
-            name = next(n for n in whole if n.endswith(p.name))
+            name = next(n for n in whole if f".{n}".endswith(f".{p.name}"))
             dtype, shape, data = whole[name]
             assert shape == p.shape and {found for found, _, _ in held} == {dtype}
             assert reassembled([data for _, _, data in held], p, 2) == data, p.name
@@ -85,7 +95,9 @@ def derived_tensors_are_right(
 
 
 def test_torch_reads_a_rank_file(tmp_path: Path, source: Path) -> None:
-    port = cut_port(source, tmp_path / "port", 2)
+    port = cut_port(
+        source, tmp_path / "port", 2, base=not (source / "chat_template.jinja").exists()
+    )
     with safe_open(port.rank_file(1), framework="pt") as file:
         assert file.get_tensor("rank").tolist() == [1]
         assert set(file.keys()) == {p.name for p in port.plan.parameters}
