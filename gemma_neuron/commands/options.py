@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gemma_neuron.names import path_of
+
+if TYPE_CHECKING:
+    from gemma_neuron.mirror.background import MirrorOptions
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 SourceArg = Annotated[
@@ -65,3 +68,16 @@ BackendOption = Annotated[
 Base = Annotated[
     bool, typer.Option("--base", help="A base model: plain completion, no chat template needed.")
 ]
+
+
+def mirror_options(
+    uri: str | None, grace: float, bucket_owner: str, only_writer: bool
+) -> MirrorOptions | None:
+    """What `--mirror` and its companions ask for. Raises UsageError."""
+    if uri is None:
+        return None
+    from gemma_neuron.mirror.background import MirrorOptions
+    from gemma_neuron.mirror.location import S3Location
+
+    S3Location.parse(uri)
+    return MirrorOptions(uri=uri, grace=grace, bucket_owner=bucket_owner, only_writer=only_writer)

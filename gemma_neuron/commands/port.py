@@ -25,12 +25,12 @@ from gemma_neuron.commands.options import (
     SourceArg,
     StrategyOption,
     Tp,
+    mirror_options,
 )
 from gemma_neuron.errors import UsageError
 from gemma_neuron.render import emit_json, emit_lines, notice
 
 if TYPE_CHECKING:
-    from gemma_neuron.mirror.background import MirrorOptions
     from gemma_neuron.pipeline import CompileRequest
     from gemma_neuron.pipeline.tasks import TaskOptions
     from gemma_neuron.sharding.candidates import StrategyChoice
@@ -120,19 +120,6 @@ def compile_command(
         show_dry_run(source, request, as_json)
     else:
         run_compile(source, request, as_json)
-
-
-def mirror_options(
-    uri: str | None, grace: float, bucket_owner: str, only_writer: bool
-) -> MirrorOptions | None:
-    """What `--mirror` and its companions ask for. Raises UsageError."""
-    if uri is None:
-        return None
-    from gemma_neuron.mirror.background import MirrorOptions
-    from gemma_neuron.mirror.location import S3Location
-
-    S3Location.parse(uri)
-    return MirrorOptions(uri=uri, grace=grace, bucket_owner=bucket_owner, only_writer=only_writer)
 
 
 def show_dry_run(source: str, request: CompileRequest, as_json: bool) -> None:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
 from gemma_neuron import settings
 from gemma_neuron.commands import tune_options as flags
-from gemma_neuron.commands.options import Json, SourceArg
+from gemma_neuron.commands.options import (
+    BucketOwner,
+    Json,
+    Mirror,
+    MirrorGrace,
+    MirrorOnlyWriter,
+    SourceArg,
+    mirror_options,
+)
 from gemma_neuron.render import emit_json, emit_lines, notice
+
+if TYPE_CHECKING:
+    from gemma_neuron.pipeline.tuning import TuneRequest
 
 
 def tune(
@@ -38,13 +49,14 @@ def tune(
     hang_after: flags.HangAfter = 10.0,
     max_failures: flags.MaxFailures = 10,
     device: flags.Device = "auto",
+    mirror: Mirror = None,
+    mirror_grace: MirrorGrace = 600.0,
+    bucket_owner: BucketOwner = "",
+    only_writer: MirrorOnlyWriter = False,
     as_json: Json = False,
 ) -> None:
     """Train a LoRA adapter on conversations, on workers that may die."""
-    from gemma_neuron.pipeline.tuning import TuneRequest, tuned
-    from gemma_neuron.render import Ticker
-    from gemma_neuron.render.download import Download
-    from gemma_neuron.render.tuning import lines
+    from gemma_neuron.pipeline.tuning import TuneRequest
     from gemma_neuron.tuning.recipe import PROJECTIONS
 
     mode = settings.choice(elastic, "--elastic", ("pause", "resize"))
@@ -72,7 +84,17 @@ def tune(
         regrow_after=regrow_after,
         hang_after=hang_after,
         max_failures=max_failures,
+        mirror=mirror_options(mirror, mirror_grace, bucket_owner, only_writer),
     )
+    run_tune(source, request, as_json)
+
+
+def run_tune(source: str, request: TuneRequest, as_json: bool) -> None:
+    from gemma_neuron.pipeline.tuning import tuned
+    from gemma_neuron.render import Ticker
+    from gemma_neuron.render.download import Download
+    from gemma_neuron.render.tuning import lines
+
     ticker = Ticker()
     found = tuned(
         source,

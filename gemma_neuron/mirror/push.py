@@ -6,36 +6,28 @@ a later generation wrote is left alone, and the lease counts as lost.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemma_neuron.artifacts import FileEntry, Manifest, digest_bytes
-from gemma_neuron.errors import IntegrityError, OwnerLostError
+from gemma_neuron.errors import IntegrityError
+from gemma_neuron.mirror.guarded import Guarded
 from gemma_neuron.mirror.layout import (
     LOOSE_FILES,
     LOOSE_STEM,
-    MANIFEST_SUFFIX,
-    MARKER_SUFFIX,
     SETTLED_FILES,
-    MirroredManifest,
-    MirroredMarker,
     SetName,
     blob_key,
-    read_set,
     sets_on_disk,
 )
 from gemma_neuron.mirror.owner import Owner
 from gemma_neuron.mirror.parts import FROM_BYTES, upload
-from gemma_neuron.mirror.store import MovedError, Store
+from gemma_neuron.mirror.store import Store
 from gemma_neuron.port import Port
 from gemma_neuron.regular_files import FileState
 from gemma_neuron.source_entries import source_entries
 from gemma_neuron.transfer import Progress
-
-TRIES = 3
-"""Of a conditional write that finds the object changed by an earlier life of this very lease."""
 
 
 @dataclass
@@ -78,7 +70,7 @@ class Pusher:
             return  # withdrawn since it was listed
         for entry in manifest.files:
             self._push_blob(entry, committed.folder / entry.name)
-        self._commit(name, committed.manifest_path.read_text(encoding="utf-8"))
+        self._guarded.commit(name, committed.manifest_path.read_text(encoding="utf-8"))
         self.sent[name.key] = marker
 
     def loose_state(self) -> dict[str, FileState]:
@@ -98,7 +90,7 @@ class Pusher:
         for entry in entries:
             self._put_small(blob_key(entry.blake3), pieces[entry.name])
         text = Manifest(files=tuple(entries)).model_dump_json(indent=1)
-        self._commit(SetName("", LOOSE_STEM), text)
+        self._guarded.commit(SetName("", LOOSE_STEM), text)
         self.sent[LOOSE_STEM] = state
 
     def raw_waiting(self) -> list[tuple[Path, FileEntry]]:
@@ -129,9 +121,9 @@ class Pusher:
         self._put_file(self.store, key, path, entry.bytes)
 
     def _put_file(self, store: Store, key: str, path: Path, size: int) -> None:
-        self._may_write()
+        self._guarded.may_write()
         if size >= FROM_BYTES:
-            upload(store, key, path, self.progress, self._may_write)
+            upload(store, key, path, self.progress, self._guarded.may_write)
         else:
             store.put_file(key, path)
             self.progress(size)
@@ -141,48 +133,14 @@ class Pusher:
     def _put_small(self, key: str, data: bytes) -> None:
         self.counts.total += 1
         if self.store.size(key) != len(data):
-            self._may_write()
+            self._guarded.may_write()
             self.store.put(key, data)
             self.counts.uploaded += 1
             self.counts.bytes += len(data)
 
-    def _commit(self, name: SetName, local: str) -> None:
-        if self._is_committed(name, local):
-            return
-        manifest = MirroredManifest(generation=self.owner.generation, local=local).data()
-        marker = MirroredMarker(
-            generation=self.owner.generation, manifest=digest_bytes(manifest)
-        ).data()
-        self._put_guarded(name.key + MANIFEST_SUFFIX, manifest)
-        self._put_guarded(name.key + MARKER_SUFFIX, marker)
-
-    def _is_committed(self, name: SetName, local: str) -> bool:
-        """Whether the bucket has this very set, whoever wrote it."""
-        try:
-            return read_set(self.store, name).local == local
-        except IntegrityError:
-            return False
-
-    def _put_guarded(self, key: str, data: bytes) -> None:
-        """Write over nothing, or over what an owner of this or an earlier generation wrote."""
-        for _ in range(TRIES):
-            self._may_write()
-            found = self.store.read(key)
-            if found is not None and _generation(found.data) > self.owner.generation:
-                break
-            try:
-                self.store.put_if(key, data, None if found is None else found.etag)
-                return
-            except MovedError:
-                continue
-        raise OwnerLostError(
-            f"{self.store.location}/{key} was written by a later owner of the mirror. Nothing more is written there.",
-            "Run the same command again: it goes on from both.",
-        )
-
-    def _may_write(self) -> None:
-        self.check()
-        self.owner.check()
+    @property
+    def _guarded(self) -> Guarded:
+        return Guarded(self.store, self.owner, self.check)
 
 
 def raw_files(port: Port) -> list[tuple[Path, FileEntry]]:
@@ -195,15 +153,6 @@ def raw_files(port: Port) -> list[tuple[Path, FileEntry]]:
         for e in source_entries(port) or ()
         if e.blake3 is not None
     ]
-
-
-def _generation(data: bytes) -> int:
-    """Of a manifest or marker in the bucket; 0 when it is none."""
-    try:
-        found = json.loads(data)
-        return int(found["generation"])
-    except (ValueError, KeyError, TypeError):
-        return 0
 
 
 def _text(marker: Path) -> str:

@@ -17,12 +17,14 @@ from gemma_neuron.elastic.events import EventLog
 from gemma_neuron.elastic.metadata import InstanceMetadata
 from gemma_neuron.elastic.notice import Notices
 from gemma_neuron.errors import EnvironmentProblem, UsageError
+from gemma_neuron.pipeline.depot import CheckpointDepot, kept_in
 from gemma_neuron.pipeline.locking import locked
 from gemma_neuron.pipeline.sources import UNWATCHED, Watch, examined, fetch, open_any
 from gemma_neuron.tuning.plan import ElasticMode, Progress, Supervision, Tuned
 from gemma_neuron.tuning.recipe import PROJECTIONS, Recipe
 
 if TYPE_CHECKING:
+    from gemma_neuron.mirror.background import MirrorOptions
     from gemma_neuron.tuning.record import RunRecord
 
 Notice = Callable[[str], None]
@@ -63,6 +65,7 @@ class TuneRequest:
     hang_after: float = 10.0
     max_failures: int = 10
     wait_for: float = 300.0
+    mirror: MirrorOptions | None = None
 
 
 def tuned(
@@ -88,20 +91,45 @@ def tuned(
     out = request.out
     with locked(out, LOCK_NAME):
         open_folder(out, record)
+        events = EventLog(
+            lambda event, fields: append_json_line(out / EVENTS_NAME, {"event": event} | fields)
+        )
         facts = published(out, record)
         if facts is not None:
             notice("the adapter is finished: nothing is left to do")
+            with kept_in(_depot(record, request, notice, events), notice) as depot:
+                if depot is not None:
+                    depot.put(int(facts["steps"]))
             return _as_it_is(out, facts)
         if fetch(source, watch):
             examined(source)
         write_atomic(out / SCRATCH / SAMPLES, samples)
-        events = EventLog(
-            lambda event, fields: append_json_line(out / EVENTS_NAME, {"event": event} | fields)
-        )
         events.emit("started", run=record.id, replicas=asked.replicas)
-        with Notices(events, InstanceMetadata.here(), notice) as notices:
-            around = Surroundings(notices=notices, events=events, tell=notice, progress=look)
+        with (
+            Notices(events, InstanceMetadata.here(), notice) as notices,
+            kept_in(_depot(record, request, notice, events), notice) as depot,
+        ):
+            around = Surroundings(
+                notices=notices, events=events, tell=notice, progress=look, depot=depot
+            )
             return Tuning(source.folder, out, record, asked, around).run()
+
+
+def _depot(
+    record: RunRecord, request: TuneRequest, notice: Notice, events: EventLog
+) -> CheckpointDepot | None:
+    from gemma_neuron.tuning.record import CHECKPOINTS
+
+    if request.mirror is None:
+        return None
+    return CheckpointDepot(
+        request.out / CHECKPOINTS,
+        record.id,
+        request.mirror,
+        keep=request.keep,
+        notice=notice,
+        events=events,
+    )
 
 
 def _supervision(request: TuneRequest, notice: Notice) -> Supervision:

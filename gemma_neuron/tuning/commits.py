@@ -53,16 +53,21 @@ class Commits:
     def survey(self) -> Recovered:
         """As `recover`, of the mirror too: what is newer there is fetched."""
         found = self.recover()
-        for step in self.depot.committed() if self.depot is not None else ():
+        if self.depot is None:
+            return found
+        mirrored = self.depot.committed()
+        for step in mirrored:
             if step <= found.step:
                 break
-            assert self.depot is not None
             try:
                 self.depot.pull(step, self.checkpoints.at(step))
             except IntegrityError as error:
                 self._refused(step, error.message)
+                self.depot.drop(step)
                 continue
             return self.recover()
+        if found.step and found.step not in mirrored:
+            self.depot.put(found.step)
         return found
 
     def _refused(self, step: int, why: str) -> None:

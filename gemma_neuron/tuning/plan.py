@@ -46,6 +46,9 @@ class Depot(Protocol):
     def pull(self, step: int, folder: Path) -> None:
         """Fetch one and commit it as `folder`. Raises IntegrityError when its digests do not hold."""
 
+    def drop(self, step: int) -> None:
+        """Remove one that is not what it says, so that nobody takes it again."""
+
     def put(self, step: int) -> None:
         """Send a committed checkpoint in the background; one that is overtaken by a newer one may be left out."""
 

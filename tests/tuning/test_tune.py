@@ -6,97 +6,22 @@ Real processes and signals, a tiny random Gemma 4. The controller is this proces
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gemma_neuron.artifacts import json_lines
 from gemma_neuron.errors import Interrupted, PortMismatchError, UsageError
 from gemma_neuron.pipeline import merged_checkpoint
-from gemma_neuron.pipeline.tuning import TuneRequest, tuned
-from gemma_neuron.tuning.plan import Progress, Tuned
-from tests.elastic.test_engine import gone
-from tests.tiny import write_tiny_gemma4
+from gemma_neuron.tuning.plan import Progress
+from tests.tuning.job import Job, Look
 
-STEPS, BOUND = 14, 15.0
-ORPHAN_BOUND = 2.0
-Look = Callable[[Progress], None]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gemma4(tmp_path_factory.mktemp("model"), layers=3)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data") / "chats.jsonl"
-    with path.open("w") as file:
-        for number in range(5):
-            talk = [
-                {"role": "user", "content": f"What is {number}?"},
-                {"role": "assistant", "content": f"It is number {number}." * (1 + number % 2)},
-            ]
-            file.write(json.dumps({"messages": talk}) + "\n")
-    return path
-
-
-class Job:
-    """A run in a folder of its own, and what its events say."""
-
-    def __init__(self, model: Path, data: Path, out: Path) -> None:
-        self.model, self.out = model, out
-        self.told: list[str] = []
-        self.asked = TuneRequest(
-            data=data, out=out, replicas=2, threads=1, steps=STEPS, batch=3, save_every=4, dropout=0.1
-        )  # fmt: skip
-
-    def run(self, look: Look = lambda _: None, **more: Any) -> Tuned:
-        request = replace(self.asked, **more)
-        return tuned(str(self.model), request, notice=self.told.append, look=look)
-
-    def events(self, *names: str) -> list[dict[str, Any]]:
-        return [e for e in json_lines(self.out / "events.jsonl") if e["event"] in names]
-
-    def pids(self) -> dict[int, int]:
-        """Rank → process of its last worker."""
-        return {e["rank"]: e["worker_pid"] for e in self.events("worker_started")}
-
-    def require_no_orphan(self) -> None:
-        assert all(gone(e["worker_pid"], ORPHAN_BOUND) for e in self.events("worker_started"))
-
-
-@pytest.fixture
-def job(model: Path, data: Path, tmp_path: Path) -> Job:
-    return Job(model, data, tmp_path / "adapter")
-
-
-@pytest.fixture(scope="module")
-def undisturbed(model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """One replica, nobody disturbs it."""
-    job = Job(model, data, tmp_path_factory.mktemp("undisturbed") / "adapter")
-    job.run(replicas=1)
-    return job
-
-
-def adapter(job: Job) -> bytes:
-    return (job.out / "adapter_model.safetensors").read_bytes()
-
-
-def losses(job: Job) -> dict[int, set[float]]:
-    found: dict[int, set[float]] = {}
-    for line in json_lines(job.out / "losses.jsonl"):
-        found.setdefault(line["step"], set()).add(line["loss"])
-    return found
+BOUND = 15.0
 
 
 def disturb(job: Job, rank: int, number: int, after: float = 0.0) -> Look:
@@ -123,8 +48,8 @@ def test_a_lost_replica_is_replaced_and_the_adapter_is_the_same_to_the_bit(
 ) -> None:
     pid = os.getpid()
     found = job.run(disturb(job, rank, number, after), hang_after=2.0)
-    assert adapter(job) == adapter(undisturbed)
-    assert losses(job) == losses(undisturbed), "a step done again gives the loss it gave before"
+    assert job.adapter == undisturbed.adapter
+    assert job.losses() == undisturbed.losses(), "a step done again gives the loss it gave before"
     (fault,) = job.events("worker_hung" if number == signal.SIGSTOP else "worker_died")
     assert (fault["rank"], fault["committed"]) == (rank, 4) and fault["step"] >= 6
     (resumed,) = job.events("resumed")
@@ -148,7 +73,7 @@ def test_resize_goes_on_without_the_lost_and_grows_back_at_a_commit(
             time.sleep(1.5)  # the place is free again by then
 
     job.run(look, elastic="resize", regrow_after=1.0, max_failures=1)
-    assert adapter(job) == adapter(undisturbed)
+    assert job.adapter == undisturbed.adapter
     assert worlds[0] == worlds[-1] == 2 and 1 in worlds
     assert [e["kind"] for e in job.events("retry")] == ["failure", "scale_up"]
     smaller, larger = job.events("resumed")
@@ -170,7 +95,7 @@ def test_sigterm_saves_and_the_same_command_goes_on_with_another_number_of_repli
     assert [e["step"] for e in job.events("committed")] == [4, 6]
     job.require_no_orphan()
     found = job.run(replicas=1)
-    assert (found.lost_steps, adapter(job)) == (0, adapter(undisturbed))
+    assert (found.lost_steps, job.adapter) == (0, undisturbed.adapter)
     again = job.run()
     assert again.replicas == 0 and again.digest == found.digest and "finished" in job.told[-1]
 
@@ -186,7 +111,7 @@ def test_altered_and_cut_checkpoints_are_named_and_the_one_before_used(
     flipped[-1] ^= 1
     (before / "training.safetensors").write_bytes(flipped)
     job.run(replicas=1)
-    assert adapter(job) == adapter(undisturbed)
+    assert job.adapter == undisturbed.adapter
     refused = [line for line in job.told if "is refused" in line]
     assert [("step 14" in refused[0], "adapter.safetensors" in refused[0])] == [(True, True)]
     assert "step 12" in refused[1] and "training.safetensors" in refused[1]

@@ -1,0 +1,209 @@
+"""Folders that are each one committed set, mirrored as they are committed: a run's checkpoints.
+
+In: the folder they lie in, a location. Out: the newest of them in the bucket, as `<folder>/<blake3>` for the files,
+then manifest, then marker. Only the newest counts: one that is overtaken while the store is slow is left out, and
+those beyond `keep` are dropped, marker first.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gemma_neuron.artifacts import CommittedSet, digest_bytes, remove, write_atomic
+from gemma_neuron.errors import GemmaNeuronError, IntegrityError, NotMirroredError, OwnerLostError
+from gemma_neuron.mirror.background import LONGEST_WAIT, RELEASE_SECONDS, SAY_SECONDS, MirrorOptions
+from gemma_neuron.mirror.guarded import Guarded
+from gemma_neuron.mirror.layout import (
+    MANIFEST_SUFFIX,
+    MARKER_SUFFIX,
+    SetName,
+    port_location,
+    read_set,
+)
+from gemma_neuron.mirror.owner import acquire
+from gemma_neuron.mirror.parts import FROM_BYTES, step_back, upload
+from gemma_neuron.mirror.pull import fetch_checked
+from gemma_neuron.mirror.store import Store
+from gemma_neuron.transfer import disk_errors, require_room
+
+JOIN_SECONDS = 0.25
+
+
+class _StoppedError(Exception):
+    """The time for uploads is over."""
+
+
+class SetMirror:
+    """Sets named `stem`, one a folder of `root`, under `<uri>/<identity>`. Folder names sort by age.
+
+    `tell`: lines for people; `done`: called, by the uploading thread, with the name of each folder that is there whole.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        stem: str,
+        identity: str,
+        options: MirrorOptions,
+        *,
+        keep: int,
+        tell: Callable[[str], None],
+        done: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        """Take the lease. Raises what `acquire` raises."""
+        self.root, self.stem, self.options, self.keep = root, stem, options, keep
+        self.tell, self.done = tell, done
+        self.store = Store(port_location(options.uri, identity), options.bucket_owner)
+        owner = acquire(self.store, tell, stale=options.stale, only_writer=options.only_writer)
+        self._guarded = Guarded(self.store, owner, self._check)
+        self._stop, self._closing, self._news = (threading.Event() for _ in range(3))
+        self._wanted = ""
+        self._said, self._trouble = -SAY_SECONDS, ""
+        self._lost: OwnerLostError | None = None
+        self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
+        self._thread.start()
+
+    def names(self) -> list[str]:
+        """Folders with a marker in the bucket, newest first; listed anew."""
+        ending = f"/{self.stem}{MARKER_SUFFIX}"
+        keys = (key for key, _ in self.store.listing())
+        found = (key.removesuffix(ending) for key in keys if key.endswith(ending))
+        return sorted((name for name in found if "/" not in name), reverse=True)
+
+    def pull(self, name: str, folder: Path) -> None:
+        """Fetch one set and commit it as `folder`. Raises IntegrityError when it is not whole in the bucket."""
+        found = read_set(self.store, SetName(name, self.stem))
+        entries = found.manifest.files
+        remove(folder)
+        with disk_errors(folder.parent, f"Fetching {self.store.location}/{name}"):
+            folder.mkdir(parents=True)
+            require_room(folder, sum(entry.bytes for entry in entries), "The checkpoint")
+            for entry in entries:
+                key = f"{name}/{entry.blake3}"
+                fetch_checked(self.store, key, entry, folder / entry.name, lambda _: None)
+            committed = CommittedSet(folder, self.stem)
+            text = found.local.encode()
+            write_atomic(committed.manifest_path, text)
+            write_atomic(committed.marker_path, (digest_bytes(text) + "\n").encode())
+
+    def drop(self, name: str) -> None:
+        """Remove a set, its marker first."""
+        self._guarded.may_write()
+        for ending in (MARKER_SUFFIX, MANIFEST_SUFFIX):
+            self.store.delete(SetName(name, self.stem).key + ending)
+        for key, _ in list(self.store.listing()):
+            if key.startswith(f"{name}/"):
+                self._guarded.may_write()
+                self.store.delete(key)
+
+    def put(self, name: str) -> None:
+        """Send a set that is committed on disk, in the background."""
+        self._wanted = name
+        self._news.set()
+
+    def finish(self, grace: float | None = None) -> None:
+        """Wait for the newest set, at most `grace` seconds, and give the lease back.
+
+        Raises NotMirroredError when it is not there by then, OwnerLostError when another has taken over.
+        """
+        deadline = time.monotonic() + (self.options.grace if grace is None else grace)
+        self._closing.set()
+        self._news.set()
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._thread.join(JOIN_SECONDS)
+        self._stop.set()
+        self._news.set()
+        self._thread.join(RELEASE_SECONDS)
+        self._guarded.owner.release()
+        if self._lost is not None:
+            raise self._lost
+        if self._wanted:
+            raise NotMirroredError(
+                f"{self._wanted} is not mirrored to {self.store.location}"
+                f"{': ' + self._trouble if self._trouble else '.'}",
+                "Run the same command again: it uploads what is missing.",
+            )
+
+    def _check(self) -> None:
+        if self._stop.is_set():
+            raise _StoppedError
+
+    def _run(self) -> None:
+        step_back()
+        troubles = 0
+        while not self._stop.is_set():
+            self._news.wait()
+            self._news.clear()
+            name = self._wanted
+            try:
+                if name:
+                    self._push(name)
+                    self.done(name)
+                    self._prune()
+                troubles = 0
+            except _StoppedError:
+                return
+            except OwnerLostError as error:
+                self._lost = error
+                self.tell(f"warning: {error.message}")
+                return
+            except (GemmaNeuronError, OSError) as error:
+                if self._is_overtaken(name):
+                    continue
+                troubles += 1
+                self._say(error)
+                self._stop.wait(min(LONGEST_WAIT, 2.0**troubles) * random.uniform(0.5, 1.0))
+                self._news.set()
+                continue
+            if self._wanted == name:
+                self._wanted = ""
+                if self._closing.is_set():
+                    return
+            else:
+                self._news.set()
+
+    def _is_overtaken(self, name: str) -> bool:
+        """Whether a newer set is wanted by now, and the one in hand may be gone from the disk."""
+        if self._wanted == name:
+            return False
+        self._news.set()
+        return True
+
+    def _push(self, name: str) -> None:
+        committed = CommittedSet(self.root / name, self.stem)
+        manifest = committed.manifest()
+        if manifest is None:
+            raise IntegrityError(f"{committed.folder} is not committed any more.")
+        for entry in manifest.files:
+            key, path = f"{name}/{entry.blake3}", committed.folder / entry.name
+            if self.store.size(key) == entry.bytes:
+                continue
+            self._guarded.may_write()
+            if entry.bytes >= FROM_BYTES:
+                upload(self.store, key, path, lambda _: None, self._guarded.may_write)
+            else:
+                self.store.put_file(key, path)
+        local = committed.manifest_path.read_text(encoding="utf-8")
+        self._guarded.commit(SetName(name, self.stem), local)
+
+    def _prune(self) -> None:
+        """Drop the sets beyond `keep`, and what earlier lives left of sets without a marker."""
+        for name in self.names()[self.keep :]:
+            self.drop(name)
+        kept = self.names()
+        for key, _ in list(self.store.listing()):
+            folder, slash, _ = key.partition("/")
+            if slash and folder not in kept and folder < max(kept, default=""):
+                self._guarded.may_write()
+                self.store.delete(key)
+
+    def _say(self, error: Exception) -> None:
+        self._trouble = str(error)
+        now = time.monotonic()
+        if now - self._said >= SAY_SECONDS:
+            self._said = now
+            self.tell(f"warning: the mirror is behind, trying on: {error}")
