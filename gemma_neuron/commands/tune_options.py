@@ -55,3 +55,7 @@ MaxFailures = Annotated[
     int, Option("--max-failures", min=0, help="Lost replicas to bear with no commit between.")
 ]
 Device = Annotated[str, Option("--device", help="auto, cpu or cuda.")]
+Report = Annotated[
+    Path | None,
+    Option("--report", help="Also write the loss, the faults and the recipe as one HTML page."),
+]

@@ -53,6 +53,7 @@ def tune(
     mirror_grace: MirrorGrace = 600.0,
     bucket_owner: BucketOwner = "",
     only_writer: MirrorOnlyWriter = False,
+    report: flags.Report = None,
     as_json: Json = False,
 ) -> None:
     """Train a LoRA adapter on conversations, on workers that may die."""
@@ -86,25 +87,38 @@ def tune(
         max_failures=max_failures,
         mirror=mirror_options(mirror, mirror_grace, bucket_owner, only_writer),
     )
-    run_tune(source, request, as_json)
+    run_tune(source, request, report, as_json)
 
 
-def run_tune(source: str, request: TuneRequest, as_json: bool) -> None:
+def run_tune(source: str, request: TuneRequest, report: Path | None, as_json: bool) -> None:
+    """Run it, and write the report however it ends."""
+    from gemma_neuron.render.page import require_page
+
+    if report is not None:
+        require_page(report)
     from gemma_neuron.pipeline.tuning import tuned
     from gemma_neuron.render import Ticker
     from gemma_neuron.render.download import Download
+    from gemma_neuron.render.page.tuning import write_tune_page
     from gemma_neuron.render.tuning import lines
+    from gemma_neuron.tuning.record import RECORD_NAME
+    from gemma_neuron.tuning.story import read_story
 
     ticker = Ticker()
-    found = tuned(
-        source,
-        request,
-        notice=notice,
-        reading=ticker,
-        look=lambda where: ticker(str(where)),
-        watch=Download(),
-    )
-    ticker.close()
+    try:
+        found = tuned(
+            source,
+            request,
+            notice=notice,
+            reading=ticker,
+            look=lambda where: ticker(str(where)),
+            watch=Download(),
+        )
+    finally:
+        ticker.close()
+        if report is not None and (request.out / RECORD_NAME).is_file():
+            write_tune_page(read_story(request.out), report)
+            notice(f"report: {report}")
     if as_json:
         emit_json(found.to_json())
     else:

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gemma_neuron.artifacts import (
     digest_json,
-    json_lines,
     remove,
     remove_partials,
     write_json_atomic,
@@ -97,12 +96,3 @@ def _require_same(path: Path, record: RunRecord) -> None:
 def _flat(record: RunRecord) -> dict[str, Any]:
     identity = record.identity()
     return {**identity.pop("recipe"), **{name: text[:16] for name, text in identity.items()}}
-
-
-def read_losses(out: Path) -> dict[int, float]:
-    """Loss of each step, the last one written where a step was done again."""
-    return {
-        int(line["step"]): float(line["loss"])
-        for line in json_lines(out / LOSSES_NAME)
-        if isinstance(line.get("step"), int) and isinstance(line.get("loss"), float)
-    }

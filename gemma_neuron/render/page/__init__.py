@@ -1,6 +1,7 @@
-"""`validate --report FILE.html`: one page that holds everything it shows, for a reader without a network.
+"""`--report FILE.html`: one page that holds everything it shows, for a reader without a network.
 
-In: ValidationReport. Out: an HTML file with style and plots inside, no script. Needs matplotlib (extra `report`).
+In: a ValidationReport, or what a `tune` left (`tuning`). Out: an HTML file with style and plots inside, no script.
+Needs matplotlib (extra `report`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from gemma_neuron.render import safe
 if TYPE_CHECKING:
     from gemma_neuron.reports import ValidationReport
 
-TEMPLATE = Path(__file__).parents[2] / "data" / "validation" / "report.html.jinja"
+DATA = Path(__file__).parents[2] / "data"
 
 
 def require_page(path: Path) -> None:
@@ -44,19 +45,24 @@ def write_page(report: ValidationReport, path: Path) -> None:
 
 def page(report: ValidationReport) -> str:
     """The page's text."""
-    import jinja2
-
     from gemma_neuron.render.page.content import content
 
+    return rendered("validation/report.html.jinja", content(report))
+
+
+def rendered(template: str, variables: dict[str, Any]) -> str:
+    """A page's text. `template`: of the package's data, an extension of page/base.html.jinja."""
+    import jinja2
+
     environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([DATA, DATA / "page"]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(content(report))
+    return environment.get_template(template).render(variables)
 
 
 def _shown(value: Any) -> Any:
