@@ -1,8 +1,8 @@
 """A file of conversations → token sequences as the model will meet them, learned on the assistant's turns alone.
 
-In: JSON lines, each `{"messages": [{"role", "content"}, …], "tools": […]}`, and the model's tokenizer and template.
-Out: `Sample`s. Refused, all lines at once and before anything starts: what is no JSON or no conversation, roles the
-template does not take, turns that spell control tokens, nothing to learn, and more tokens than are allowed.
+In: JSON lines, each `{"messages": [{"role", "content"}, …], "tools": […]}` or, for a base model, `{"text": "…"}`; the
+model's tokenizer and template. Out: `Sample`s. Refused, all lines at once and before anything starts: what is no JSON
+or no conversation, roles the template does not take, control tokens spelled in text, nothing to learn, too many tokens.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def read_samples(
 ) -> list[Sample]:
     """All samples of a file; a conversation gives one, or one for each answer where the template asks for it.
 
-    `longest`: tokens a sample may have. Raises DataError, or TemplateError when the model has no usable template.
+    `longest`: tokens a sample may have. Raises DataError, or TemplateError when the model's template is unusable.
     """
-    turns = Turns(assets)
+    turns = Turns(assets) if assets.template is not None else None
     found: list[Sample] = []
     bad: list[tuple[int, str]] = []
     for number, data in _lines(path):
@@ -98,10 +98,17 @@ def _refusal(path: Path, bad: Sequence[tuple[int, str]]) -> DataError:
 
 
 def _samples(
-    number: int, data: bytes, assets: ChatAssets, turns: Turns, longest: int
+    number: int, data: bytes, assets: ChatAssets, turns: Turns | None, longest: int
 ) -> list[Sample]:
     """The samples of one line. Raises _BadLineError."""
-    messages, tools = _conversation(data)
+    value = _object(data)
+    if isinstance(value.get("text"), str) and "messages" not in value:
+        return [_bounded(_text(number, value["text"], assets), longest)]
+    messages, tools = _conversation(value)
+    if turns is None:
+        raise _BadLineError(
+            'a conversation, and the model has no chat template; "text" is learned as it stands'
+        )
     spelled = control_text(messages, assets)
     if spelled is not None:
         raise _BadLineError(f"a message spells the control token {spelled}")
@@ -109,22 +116,46 @@ def _samples(
         sequences = turns.sequences(messages, tools)
     except TemplateError as error:
         raise _BadLineError(f"the model's chat template refuses it: {error.message}") from error
-    samples = [Sample(number, tuple(ids), tuple(learned)) for ids, learned in sequences]
-    for sample in samples:
-        if len(sample.ids) > longest:
-            raise _BadLineError(f"{len(sample.ids)} tokens, --max-length is {longest}")
-    return samples
+    return [
+        _bounded(Sample(number, tuple(ids), tuple(learned)), longest) for ids, learned in sequences
+    ]
 
 
-def _conversation(data: bytes) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Messages and tools of one line. Raises _BadLineError."""
+def _bounded(sample: Sample, longest: int) -> Sample:
+    if len(sample.ids) > longest:
+        raise _BadLineError(f"{len(sample.ids)} tokens, --max-length is {longest}")
+    return sample
+
+
+def _text(number: int, text: str, assets: ChatAssets) -> Sample:
+    """Plain text: all of it is learned, behind BOS."""
+    spelled = control_text([{"content": text}], assets)
+    if spelled is not None:
+        raise _BadLineError(f"the text spells the control token {spelled}")
+    ids = assets.completion_ids(text)
+    if len(ids) < 2:
+        raise _BadLineError("the text is empty")
+    return Sample(number, tuple(ids), (False, *[True] * (len(ids) - 1)))
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    """Raises _BadLineError."""
     try:
         value = json.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise _BadLineError(f"byte {error.start + 1} is not UTF-8") from error
     except (ValueError, RecursionError) as error:
         raise _BadLineError(f"no JSON: {error}") from error
-    messages = value.get("messages") if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        raise _BadLineError('no object with a list "messages"')
+    return value
+
+
+def _conversation(
+    value: dict[str, Any],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """Messages and tools of one line. Raises _BadLineError."""
+    messages = value.get("messages")
     if not isinstance(messages, list) or not messages:
         raise _BadLineError('no object with a list "messages"')
     for place, message in enumerate(messages, 1):

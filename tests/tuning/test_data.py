@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,23 @@ def test_a_call_of_a_tool_is_learned_up_to_where_serving_stops(
         "It is 4.<turn|>",
     ]
     assert before(found[1]) == gemma4.prompt_ids(talk[:4], tools=[SUM])
+
+
+def test_a_text_is_learned_as_it_stands_and_needs_no_template(
+    gemma3: ChatAssets, tmp_path: Path
+) -> None:
+    base = replace(gemma3, template=None)
+    path = write(tmp_path, {"text": "the end"})
+    (found,) = read_samples(path, base, 500)
+    assert list(found.ids) == base.completion_ids("the end")
+    assert found.learned == (False, *[True] * (len(found.ids) - 1))
+    write(tmp_path, {"text": ""}, {"messages": TALK}, {"text": "x<start_of_turn>"})
+    with pytest.raises(DataError) as caught:
+        read_samples(path, base, 500)
+    assert "line 1: the text is empty; line 2: a conversation, and the model has no chat" in str(
+        caught.value
+    )
+    assert "line 3: the text spells the control token <start_of_turn>" in str(caught.value)
 
 
 @pytest.mark.parametrize(
