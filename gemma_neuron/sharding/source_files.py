@@ -22,7 +22,6 @@ SHORT_STRIDE = 16 * 1024
 """Rows up to this many bytes are read whole and picked apart in memory; of longer ones only the run is read. A read
 costs about as much as copying this much."""
 SCRATCH_BYTES = 2 * 1024 * 1024
-READ_AHEAD_BYTES = 64 * 1024 * 1024
 
 
 class SourceFiles:
@@ -73,7 +72,7 @@ class SourceFiles:
             done += count
 
     def read_ahead(self, path: Path, offset: int, count: int) -> None:
-        """Have the system fetch what is read next: many small reads far apart look like no order to it."""
+        """Have the system begin to fetch what is read soon."""
         os.posix_fadvise(self._handles[path], offset, count, os.POSIX_FADV_WILLNEED)
 
     def read_cut(self, path: Path, cut: Cut, position: int, view: memoryview) -> None:
@@ -88,8 +87,6 @@ class SourceFiles:
             elif cut.stride <= SHORT_STRIDE:
                 count = self._pick(path, cut, index, rows, view)
             else:
-                rows = min(rows, max(1, READ_AHEAD_BYTES // cut.stride))
-                self.read_ahead(path, start, (rows - 1) * cut.stride + cut.run)
                 for row in range(rows):
                     piece = view[row * cut.run : (row + 1) * cut.run]
                     self.read_into(path, piece, start + row * cut.stride)

@@ -6,7 +6,7 @@ In: where each tensor's bytes lie, and the plan. Out: `weights/rank-NN.safetenso
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from gemma_neuron.plan import PlannedParameter, ShardPlan
 from gemma_neuron.port import Port
 from gemma_neuron.regular_files import FileState
 from gemma_neuron.sharding.committed_ranks import missing_ranks, withdraw_other_cuts
-from gemma_neuron.sharding.cuts import TensorSource, cut_of
+from gemma_neuron.sharding.cuts import Cut, TensorSource, cut_of
 from gemma_neuron.sharding.outlet import Outlet, Pieces
 from gemma_neuron.sharding.progress import Progress
 from gemma_neuron.sharding.rank_layout import (
@@ -34,6 +34,7 @@ from gemma_neuron.sharding.rank_layout import (
     rank_facts,
     rank_tensors,
 )
+from gemma_neuron.sharding.read_ahead import ReadAhead
 from gemma_neuron.sharding.source_files import SourceFiles
 from gemma_neuron.sharding.source_record import SourceDigests
 
@@ -143,6 +144,8 @@ class _Cutter:
 
     def _fill(self, outlet: Outlet, rank: int) -> None:
         self._put(outlet, header_bytes(self.tensors, rank, self.plan.tp), rank)
+        ahead = ReadAhead(self.files, self._cuts(rank))
+        before = 0
         for tensor in self.tensors:
             if tensor.source is None:
                 self._put(outlet, derived_bytes(tensor.parameter, self.geometry, rank), rank)
@@ -151,9 +154,17 @@ class _Cutter:
             assert cut.bytes == tensor.bytes, tensor.parameter.name
             done = 0
             while done < cut.bytes:
+                ahead.at(before + done)
                 room = outlet.room()[: cut.bytes - done]
                 self.files.read_cut(tensor.source.file, cut, done, room)
                 done += self._filled(outlet, len(room), rank)
+            before += done
+
+    def _cuts(self, rank: int) -> Iterator[tuple[Path, Cut]]:
+        for tensor in self.tensors:
+            if tensor.source is not None:
+                placement = tensor.parameter.placement
+                yield tensor.source.file, cut_of(tensor.source, placement, rank, self.plan.tp)
 
     def _put(self, outlet: Outlet, data: bytes, rank: int) -> None:
         while data:
