@@ -1,8 +1,7 @@
-"""One S3 client, by boto3's own conventions, and what a store's refusals mean.
+"""One S3 client, and what a store's refusals mean.
 
 In: nothing but botocore's environment variables and files. Out: a client; AccessError, NetworkError and
-SourceNotFoundError with a remedy. Instance credentials come by IMDSv2 only: version 1 answers to any request that
-a program can be talked into making.
+SourceNotFoundError with a remedy.
 """
 
 from __future__ import annotations
@@ -12,39 +11,15 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-import boto3
 import botocore.exceptions as failures
-import botocore.session
 from botocore.config import Config
 
-from gemma_neuron import __version__
+from gemma_neuron import aws
+from gemma_neuron.aws import BAD_CREDENTIALS, LOST, NO_CREDENTIALS, RENEW, error_code, error_text
 from gemma_neuron.errors import AccessError, GemmaNeuronError, NetworkError, SourceNotFoundError
 from gemma_neuron.transfer import WORKERS, CutShortError
 
-CONNECT_SECONDS = 10
-READ_SECONDS = 60
 AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
-LOST = (
-    failures.HTTPClientError,  # reads, proxies, TLS, closed connections
-    failures.ConnectionError,  # no answer at all
-    failures.ResponseStreamingError,
-    failures.IncompleteReadError,
-    failures.FlexibleChecksumError,
-)
-NO_CREDENTIALS = (
-    failures.NoCredentialsError,
-    failures.CredentialRetrievalError,
-    failures.PartialCredentialsError,
-    failures.TokenRetrievalError,
-    failures.MetadataRetrievalError,
-    failures.SSOError,
-    failures.ProfileNotFound,
-    failures.ConfigParseError,
-)
-BAD_CREDENTIALS = (
-    "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired",
-    "InvalidClientTokenId", "RequestTimeTooSkewed",
-)  # fmt: skip
 READ_RIGHTS = "s3:GetObject (kms:Decrypt if encrypted)"
 WRITE_RIGHTS = (
     "s3:GetObject, s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload, s3:ListMultipartUploadParts and "
@@ -69,34 +44,17 @@ def s3_client() -> Any:
     Another store than AWS is spoken to with the bucket in the path, as all of them understand, unless the
     profile sets an addressing style of its own. Raises AccessError without usable configuration.
     """
-    try:
-        core = botocore.session.get_session()
-        core.set_config_variable("ec2_metadata_v1_disabled", True)
-        session = boto3.Session(botocore_session=core)
-        config = Config(
-            connect_timeout=CONNECT_SECONDS,
-            read_timeout=READ_SECONDS,
-            max_pool_connections=2 * WORKERS,
-            user_agent_extra=f"gemma-neuron/{__version__}",
-        )
+    with aws.configuration_errors("AWS_ENDPOINT_URL_S3"):
+        core = aws.core_session()
+        session = aws.session(core)
+        config = aws.config(max_pool_connections=2 * WORKERS)
         client = session.client("s3", config=config)
         host = urlsplit(client.meta.endpoint_url).hostname or ""
         style = (core.get_config_variable("s3") or {}).get("addressing_style")
         if not host.endswith(AWS_HOSTS) and not style:
             config = config.merge(Config(s3={"addressing_style": "path"}))
             client = session.client("s3", config=config)
-    except failures.NoRegionError as error:
-        raise AccessError(
-            "boto3 found no AWS region.", "Set AWS_REGION, or region in the profile."
-        ) from error
-    except NO_CREDENTIALS as error:
-        raise _no_credentials(error) from error
-    except ValueError as error:
-        raise AccessError(
-            f"boto3's configuration cannot be used: {error}.",
-            "Check AWS_ENDPOINT_URL_S3 and AWS_REGION.",
-        ) from error
-    return client
+        return client
 
 
 def worth_retrying(error: Exception) -> bool:
@@ -114,7 +72,7 @@ def s3_errors(uri: str, bucket: str, *, writing: bool = False) -> Iterator[None]
     except GemmaNeuronError:
         raise
     except NO_CREDENTIALS as error:
-        raise _no_credentials(error) from error
+        raise aws.no_credentials(error) from error
     except failures.ClientError as error:
         raise _refused(error, uri, bucket, writing) from error
     except (*LOST, CutShortError) as error:
@@ -130,20 +88,9 @@ def s3_errors(uri: str, bucket: str, *, writing: bool = False) -> Iterator[None]
         ) from error
 
 
-def _no_credentials(error: Exception) -> AccessError:
-    return AccessError(
-        f"There are no usable AWS credentials: {error}",
-        "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the instance a role.",
-    )
-
-
-def error_code(error: failures.ClientError) -> str:
-    return str(error.response.get("Error", {}).get("Code", ""))
-
-
 def _refused(error: failures.ClientError, uri: str, bucket: str, writing: bool) -> GemmaNeuronError:
     code = error_code(error)
-    said = str(error.response.get("Error", {}).get("Message", ""))[:300]
+    said = error_text(error)
     if code == "NoSuchBucket":
         return AccessError(
             f"{uri}: there is no bucket {bucket} in this store.",
@@ -160,7 +107,7 @@ def _refused(error: failures.ClientError, uri: str, bucket: str, writing: bool) 
     if code in BAD_CREDENTIALS:
         return AccessError(
             f"{uri}: the store does not accept these credentials ({code}: {said}).",
-            "Renew them: aws sso login, a new key, or the right AWS_PROFILE; check the machine's clock.",
+            RENEW,
         )
     if code in ("AccessDenied", "403", "AllAccessDisabled", "UnauthorizedAccess"):
         return AccessError(

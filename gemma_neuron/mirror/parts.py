@@ -19,8 +19,9 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from gemma_neuron.aws import error_code
 from gemma_neuron.errors import IntegrityError, NetworkError
-from gemma_neuron.mirror.client import error_code, worth_retrying
+from gemma_neuron.mirror.client import worth_retrying
 from gemma_neuron.mirror.store import Store
 from gemma_neuron.transfer import Progress, retrying
 

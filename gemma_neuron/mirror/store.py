@@ -17,7 +17,8 @@ from typing import Any
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
 
-from gemma_neuron.mirror.client import error_code, s3_client, s3_errors, worth_retrying
+from gemma_neuron.aws import error_code
+from gemma_neuron.mirror.client import s3_client, s3_errors, worth_retrying
 from gemma_neuron.mirror.location import S3Location
 from gemma_neuron.transfer import CutShortError, retrying
 
@@ -135,6 +136,17 @@ class Store:
         if found is not None and found.data == data:
             return found.etag
         raise MovedError(found)
+
+    def bucket_region(self) -> str:
+        """Where the bucket lies, in AWS's name for it."""
+        with self.errors():
+            answer = self.client.head_bucket(**self._always)
+        headers = answer["ResponseMetadata"]["HTTPHeaders"]
+        return str(
+            answer.get("BucketRegion")
+            or headers.get("x-amz-bucket-region")
+            or self.client.meta.region_name
+        )
 
     def delete(self, key: str) -> None:
         with self.errors(writing=True):
