@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import typer
 
-from gemma_neuron.commands import checkpoint, machine, mirroring, port, serving, tuning
+from gemma_neuron.commands import checkpoint, machine, mirroring, port, serving, spot, tuning
 from gemma_neuron.errors import (
     Cancelled,
     EnvironmentProblem,
@@ -28,7 +28,7 @@ from gemma_neuron.render import emit_json, show_error
 READER_WENT_AWAY = 141
 """As shells say of a program that SIGPIPE ended: 128 and its number."""
 EXIT_HELP = """Exit codes: 0 done · 1 bug · 2 usage · 3 checkpoint · 4 plan · 5 integrity · 6 compile ·
-7 validation · 8 environment · 75 interrupted, run again · 130 Ctrl-C"""
+7 validation · 8 environment · 9 no capacity · 10 quota · 75 interrupted, run again · 130 Ctrl-C"""
 app = typer.Typer(
     name="gemma-neuron",
     no_args_is_help=True,
@@ -50,6 +50,7 @@ app.command()(serving.chat)
 app.command()(tuning.tune)
 app.command()(tuning.merge)
 app.add_typer(mirroring.app, name="mirror")
+app.add_typer(spot.app, name="spot")
 app.command()(machine.demo)
 app.command()(machine.doctor)
 

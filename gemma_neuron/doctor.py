@@ -1,4 +1,4 @@
-"""What of this machine a port needs: Python, back ends, C++ compiler, memory, disk."""
+"""What of this machine a port needs: Python, back ends, C++ compiler, memory, disk; and of an account, a spot box."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import importlib.metadata
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from gemma_neuron.backends.base import Check
 from gemma_neuron.backends.registry import MODULES, backend
+from gemma_neuron.errors import GemmaNeuronError
 
 DISK_WANTED = 10 * 10**9
 MEMORY_WANTED = 4 * 2**30
@@ -21,6 +23,40 @@ def examine() -> list[dict[str, str]]:
     """All checks, in the order a user would fix them."""
     checks = [_python(), _torch(), *_backends(), _memory(), _disk(Path.cwd()), _key()]
     return [asdict(check) for check in checks]
+
+
+def examine_aws(
+    regions: Sequence[str], types: Sequence[str], profile: str, mirror: str, bucket_owner: str
+) -> list[dict[str, str]]:
+    """What an AWS account lacks for `spot launch`: rights by dry runs, quota, image, profile, bucket. Buys nothing."""
+    from gemma_neuron.spot.account import Account
+    from gemma_neuron.spot.checks import examine_account
+
+    checks = examine_account(Account(), regions, types, profile)
+    return [asdict(check) for check in (*checks, _bucket(mirror, bucket_owner))]
+
+
+def _bucket(uri: str, bucket_owner: str) -> Check:
+    """Whether the mirror can be written and heeds conditions; writes an object of no meaning and deletes it."""
+    needed = "a bucket that may be read and written, and heeds conditions on writes"
+    if not uri:
+        remedy = "Name it: --mirror s3://bucket/prefix."
+        return Check(name="bucket", status="warn", found="not named", needed=needed, remedy=remedy)
+    from gemma_neuron.mirror.location import S3Location
+    from gemma_neuron.mirror.store import Store
+
+    try:
+        store = Store(S3Location.parse(uri), bucket_owner)
+        region, heeds = store.bucket_region(), store.honours_conditions()
+    except GemmaNeuronError as error:
+        return Check(
+            name="bucket", status="fail", found=error.message, needed=needed, remedy=error.hint
+        )
+    found = f"{uri} in {region}, written and deleted" + ("" if heeds else "; ignores conditions")
+    remedy = "" if heeds else "One machine only may mirror there (--mirror-only-writer)."
+    return Check(
+        name="bucket", status="ok" if heeds else "warn", found=found, needed=needed, remedy=remedy
+    )
 
 
 def default_backend() -> str:

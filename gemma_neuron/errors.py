@@ -9,7 +9,9 @@
       CompileError 6            CompilerFaultError
       ValidationFailed 7        UnvalidatedPortError
       EnvironmentProblem 8      BackendUnavailableError, CompilerMissingError, ReferenceUnavailableError,
-                                AccessError, NetworkError, DiskFullError, MirrorInUseError
+                                AccessError, NetworkError, DiskFullError, MirrorInUseError, CloudSetupError
+      NoCapacityError 9
+      QuotaError 10
       Interrupted 75            work is left; the same command goes on
         OwnerLostError, NotMirroredError
         Cancelled 130
@@ -187,6 +189,22 @@ class DiskFullError(EnvironmentProblem):
 
 class MirrorInUseError(EnvironmentProblem):
     """Another machine mirrors to this prefix, or may be doing so."""
+
+
+class CloudSetupError(EnvironmentProblem):
+    """The account lacks something a box needs: a subnet, an instance profile, an image; or EC2 refuses the request."""
+
+
+class NoCapacityError(GemmaNeuronError):
+    """No instance of the asked types could be had, within the time or the price."""
+
+    exit_code = 9
+
+
+class QuotaError(GemmaNeuronError):
+    """The account's quota does not allow the instance."""
+
+    exit_code = 10
 
 
 class Interrupted(GemmaNeuronError):

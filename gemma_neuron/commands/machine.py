@@ -7,9 +7,16 @@ from typing import Annotated
 
 import typer
 
-from gemma_neuron.commands.options import Json, Tp
+from gemma_neuron.commands.options import BucketOwner, Json, Tp
 from gemma_neuron.commands.port import run_compile, validate
 from gemma_neuron.commands.serving import chat
+from gemma_neuron.commands.spot import account_and_regions, type_names
+from gemma_neuron.commands.spot_options import (
+    DEFAULT_REGIONS,
+    InstanceProfile,
+    Regions,
+    Types,
+)
 from gemma_neuron.render import emit_json, emit_lines
 
 
@@ -37,12 +44,27 @@ def demo(
     return code
 
 
-def doctor(as_json: Json = False) -> int:
-    """Look at this machine: back ends, compiler, memory, disk."""
-    from gemma_neuron.doctor import examine
+def doctor(
+    aws: Annotated[
+        bool, typer.Option("--aws", help="Look at the AWS account too: quota, rights, bucket.")
+    ] = False,
+    mirror: Annotated[
+        str, typer.Option("--mirror", help="With --aws: the bucket, s3://bucket/prefix.")
+    ] = "",
+    bucket_owner: BucketOwner = "",
+    regions: Regions = DEFAULT_REGIONS,
+    types: Types = "inf2.24xlarge",
+    instance_profile: InstanceProfile = "gemma-neuron",
+    as_json: Json = False,
+) -> int:
+    """Look at this machine: back ends, compiler, memory, disk; with --aws at what `spot launch` needs."""
+    from gemma_neuron.doctor import examine, examine_aws
     from gemma_neuron.render.port import show_checks
 
     checks = examine()
+    if aws:
+        _, names = account_and_regions(regions, 60.0)
+        checks += examine_aws(names, type_names(types), instance_profile, mirror, bucket_owner)
     if as_json:
         emit_json({"checks": checks})
     else:

@@ -66,6 +66,12 @@ def test_help_of_each_command_imports_nothing_heavy(command: str) -> None:
     assert found.returncode == 0, found.stderr
 
 
+@pytest.mark.parametrize("command", ["scan", "watch", "launch"])
+def test_help_of_spot_imports_nothing_heavy(command: str) -> None:
+    found = run_probe("spot", command, "--help")
+    assert found.returncode == 0, found.stderr
+
+
 def test_plan_imports_nothing_heavy(config_only: Path) -> None:
     found = run_probe("plan", str(config_only), "--tp", "2", "--max-context", "128")
     assert found.returncode == 0, found.stderr

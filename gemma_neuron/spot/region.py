@@ -1,0 +1,34 @@
+"""What a wait for a box keeps of one region. A value that changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gemma_neuron.spot.offers import Offer, Pool, Scan
+from gemma_neuron.spot.template import Place
+
+SLOWEST = 8
+"""Of a region that throttles: it is left out of one round, then of two, four, eight."""
+
+
+@dataclass(slots=True)
+class RegionState:
+    """`template`: (id, version). `dropped`: pools that never have the type; `pause`: rounds to leave out."""
+
+    place: Place | None = None
+    template: tuple[str, str] | None = None
+    dropped: set[Pool] = field(default_factory=set)
+    pause: int = 0
+    slowness: int = 1
+
+    def offers(self, name: str, seen: Scan) -> list[Offer]:
+        """What may still be asked for in the region called `name`, best first, whatever it costs."""
+        return [
+            offer
+            for offer in seen.offers
+            if offer.pool.region == name and offer.offered and offer.pool not in self.dropped
+        ]
+
+    def slow_down(self) -> None:
+        """It throttles: ask it less often than before."""
+        self.pause, self.slowness = self.slowness, min(2 * self.slowness, SLOWEST)
