@@ -23,8 +23,11 @@ def locked(folder: Path, lock_name: str) -> Iterator[None]:
             f"Another process works on {folder}.", "Wait for it, or name another --out."
         ) from error
     except OSError as error:
+        why = error.strerror or error
+        if folder.is_symlink() and not folder.exists():
+            why = f"it is a link to {folder.readlink()}, which is not there"
         raise UsageError(
-            f"--out {folder} cannot be written: {error.strerror or error}.", "Name another folder."
+            f"--out {folder} cannot be written: {why}.", "Name another folder."
         ) from error
     try:
         yield

@@ -7,6 +7,7 @@ files or the network is shown with control bytes escaped.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterable
@@ -46,11 +47,21 @@ def notice(line: str) -> None:
 
 def show_error(error: GemmaNeuronError, as_json: bool) -> None:
     """What was tried, found, needed, then the hint line; with `--json` also the document on stdout."""
-    notice(f"error: {error.message}")
+    notice(f"error: {_shortened(error.message)}")
     if error.hint:
-        notice(f"hint: {error.hint}")
+        notice(f"hint: {_shortened(error.hint)}")
     if as_json:
         emit_json({"error": error.to_json()})
+
+
+def _shortened(text: str) -> str:
+    """Without the middle of what no line could hold: an argument of a hundred kilobytes would bury the message."""
+
+    def short(found: re.Match[str]) -> str:
+        word = found.group()
+        return f"{word[:200]} … {word[-100:]} ({len(word):,} characters)"
+
+    return re.sub(r"\S{1000,}", short, text)
 
 
 class Ticker:

@@ -110,6 +110,17 @@ def test_out_that_holds_another_port(source: Path, out: Path, tmp_path: Path) ->
     assert sorted((p, p.stat().st_mtime_ns) for p in out.rglob("*")) == before
 
 
+def test_out_that_is_a_link_to_nothing(source: Path, out: Path, tmp_path: Path) -> None:
+    out.symlink_to(tmp_path / "gone")
+    message = refused(2, "shard", source, "--out", out, "--tp", 2)
+    assert f"it is a link to {tmp_path / 'gone'}" in message
+
+
+def test_a_long_argument_does_not_bury_the_message() -> None:
+    message = refused(3, "plan", "x" * 100_000)
+    assert "(100,000 characters)" in message and len(message) < 1000
+
+
 def test_out_that_is_no_port(source: Path, out: Path) -> None:
     out.mkdir()
     (out / "thesis.txt").write_text("mine")
