@@ -29,8 +29,9 @@ class Fleet:
         handles: Sequence[WorkerHandle],
         function: Callable[..., Any],
         arguments: Callable[[int], tuple[Any, ...]] = lambda position: (),
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> list[Any]:
-        """Answers by position. Raises the fault of a replica that was lost, or what a call raised."""
+        """Answers by position. Raises the fault of a replica that was lost, what a call raised, or `meanwhile`."""
         for position, handle in enumerate(handles):
             self._engine.call(handle, function, *arguments(position))
         answers: dict[WorkerHandle, Any] = {}
@@ -45,6 +46,7 @@ class Fleet:
             if aborted is not None and time.monotonic() > until:
                 break
             self._idle()
+            meanwhile()
         if aborted is not None:
             raise aborted
         return [answers[handle] for handle in handles]

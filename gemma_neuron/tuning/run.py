@@ -174,7 +174,7 @@ class Tuning:
         """Give every replica the model, and all of them the restored state and a group."""
         state = self.state
         fresh = [handle for handle in workers if handle not in state.loaded]
-        facts = self.fleet.ask(fresh, worker.load, lambda _: (self.job,))
+        facts = self.fleet.ask(fresh, worker.load, lambda _: (self.job,), self._give_way)
         state.loaded = {h: f for h, f in state.loaded.items() if h in workers}
         state.loaded |= dict(zip(fresh, facts, strict=True))
         self.fleet.ask(
