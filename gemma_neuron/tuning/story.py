@@ -33,11 +33,16 @@ class Incident:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """`losses[i]`: of step i + 1; `replicas[i]`: how many computed it, 0 where another machine did."""
+    """`losses[i]`: of step i + 1; `replicas[i]`: how many computed it, 0 where another machine did.
+
+    `redone`: steps that were done more than once here; `unequal`: those of them that gave another loss then.
+    """
 
     record: RunRecord
     losses: list[float]
     replicas: list[int]
+    redone: int = 0
+    unequal: int = 0
     incidents: list[Incident] = field(default_factory=list)
     done: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
@@ -49,7 +54,12 @@ def read_story(out: Path) -> Story:
     if not path.is_file():
         raise IntegrityError(f"{out} has no {RECORD_NAME}.", "Name the folder of a `tune`.")
     record = RunRecord.model_validate_json(path.read_bytes())
-    lines = {line["step"]: line for line in json_lines(out / LOSSES_NAME) if "step" in line}
+    each = [line for line in json_lines(out / LOSSES_NAME) if "step" in line]
+    lines = {line["step"]: line for line in each}
+    values: dict[int, list[float]] = {}
+    for line in each:
+        values.setdefault(line["step"], []).append(line["loss"])
+    again = [found for found in values.values() if len(found) > 1]
     losses = _curve(out)
     losses += [line["loss"] for step, line in sorted(lines.items()) if step > len(losses)]
     replicas = [int(lines.get(step, {}).get("replicas", 0)) for step in range(1, len(losses) + 1)]
@@ -58,6 +68,8 @@ def read_story(out: Path) -> Story:
         record=record,
         losses=losses,
         replicas=replicas,
+        redone=len(again),
+        unequal=sum(len(set(found)) > 1 for found in again),
         incidents=list(_incidents(json_lines(out / EVENTS_NAME))),
         done=facts is not None,
         facts=facts or {},

@@ -96,6 +96,7 @@ def quiet(context: WorkerContext) -> None:
 
 def begin(context: WorkerContext, generation: Generation) -> None:
     """Take up a checkpoint's state and join the generation's group. Raises CollectiveAborted."""
+    context.phase("taking up the checkpoint")
     work: _Work = context.state["work"]
     work.replica.restore(generation.checkpoint)
     group = gloo_group(generation.store, generation.rank, generation.world, generation.timeout)
@@ -108,6 +109,7 @@ def step(context: WorkerContext, number: int) -> StepDone:
     work: _Work = context.state["work"]
     assert work.generation is not None
     _raise_failure(work)
+    context.phase(f"computing step {number + 1}")
     rank, world = work.generation.rank, work.generation.world
     recipe, replica = work.replica.job.recipe, work.replica
     indexes = recipe.indexes(number)

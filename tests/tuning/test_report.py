@@ -64,6 +64,9 @@ def test_the_story_of_a_run_over_its_machines(run: Path) -> None:
     story = read_story(run)
     assert story.losses == pytest.approx([1.0, 0.5, 1 / 3, 0.25, 0.2, 1 / 6])
     assert story.replicas == [0, 0, 1, 1, 2, 2], "steps 1 and 2 were done elsewhere"
+    assert (story.redone, story.unequal) == (1, 0)
+    append_json_line(run / "losses.jsonl", {"step": 3, "loss": 0.3, "replicas": 2})
+    assert read_story(run).unequal == 1
     found = [(i.kind, i.step, i.restored_step, i.lost_steps, i.replicas) for i in story.incidents]
     assert found == [
         ("fault", 3, 2, 1, 1),

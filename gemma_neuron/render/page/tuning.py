@@ -88,10 +88,10 @@ def _loss(story: Story) -> Plot:
             )  # fmt: skip
         _finish(axes, "loss", legend=bool(named))
 
-    note = (
-        "Mean over the learned tokens of a step. Numbers are those of the table below. A step that was done again gave "
-        "the loss it had given before, so a fault leaves no mark in the curve."
-    )
+    note = "Mean over the learned tokens of a step. Numbers are those of the table below."
+    if story.redone:
+        same = f"{story.redone - story.unequal} of them with the very same loss"
+        note += f" {story.redone} steps were done again after a fault, {same}."
     return Plot(title, note, svg(draw, "loss", title, BROAD), broad=True)
 
 
