@@ -1,10 +1,11 @@
 """Mutation score of the validator: single faults in a port, each judged by every level.
 
 The port is cut and committed as `shard` does it and its graphs run uncompiled: a fault in a graph changes one line of
-the model code for one case. Mutants are asked fewer questions than the model's set has, which can only hide a fault.
-`--clean N` runs N settings (degree, strategy, dtype, buckets, slots) without a fault and with all questions: each must
-give `works`. Each case is one JSON line of the result file; started again, the run goes on with what is missing there.
-The matrix is printed from the file. Exit 1 below the bars.
+the model code for one case. Faults in weights and prompts run on the graphs of `--port`, when one is given. Mutants are
+asked fewer questions than the model's set has, which can only hide a fault. `--clean N` runs N settings (degree,
+strategy, dtype, buckets, slots) without a fault and with all questions: each must give `works`. Each case is one JSON
+line of the result file; started again, the run goes on with what is missing there. The matrix is printed from the file.
+Exit 1 below the bars.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ from scripts.mutants.settings import (  # noqa: E402
 )
 
 CLEAN = "none"
+KINDS = ("prompt", "weights", "graph")
+"""The order they run in."""
 
 
 def main() -> int:
@@ -71,6 +74,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=ROOT / "gemma_neuron/data/demo-model")
     parser.add_argument("--tp", type=int, default=2, help="ranks of the mutants")
+    parser.add_argument("--port", type=Path, help="a compiled port of the model")
     parser.add_argument("--questions", type=int, default=12, help="how many a mutant is asked")
     parser.add_argument("--clean", type=int, default=0, help="settings to run without a fault")
     parser.add_argument("--count", type=int, help="at most so many cases in this run")
@@ -87,28 +91,31 @@ def wanted(
 ) -> Iterator[tuple[Setting, str, Fault | None]]:
     """What is not in the result file yet: mutants, then clean runs."""
     setting = Setting(asked.tp)
-    done = {(x["setting"], x["fault"]) for x in lines}
+    done = {x["setting"] if x["kind"] == "clean" else x["fault"] for x in lines}
     port = subject_of(asked, work, setting).port
     geometry, chat = Port(port).geometry, bool(Port(port).record.fingerprints.template)
-    for name, fault in FAULTS.items():
+    for name, fault in sorted(FAULTS.items(), key=lambda item: KINDS.index(item[1].kind)):
         fits = geometry.family in fault.families and (chat or fault.kind != "prompt")
-        if fits and asked.fault in name and (setting.name, name) not in done:
+        if fits and asked.fault in name and name not in done:
             yield setting, name, fault
     for clean in clean_settings(geometry.window)[: asked.clean]:
-        if (clean.name, CLEAN) not in done:
+        if clean.name not in done:
             yield clean, CLEAN, None
 
 
 def subject_of(
-    asked: argparse.Namespace, work: Path, setting: Setting, mutant: bool = True
+    asked: argparse.Namespace, work: Path, setting: Setting, fault: Fault | None = None
 ) -> Subject:
-    """The sound port of a setting, cut when it is not there."""
+    """The sound port: the compiled one where the fault leaves graphs alone, else one of the setting, cut when new."""
     folder = work / asked.model.name
     goldens, port = folder / "goldens", folder / setting.name.replace(", ", "_").replace(" ", "-")
     goldens.mkdir(parents=True, exist_ok=True)
-    cut_port(asked.model, port, setting)
+    if asked.port is not None and fault is not None and fault.kind != "graph":
+        port = asked.port
+    else:
+        cut_port(asked.model, port, setting)
     questions = fewer_questions(asked.model, asked.questions, folder / "questions.toml")
-    return Subject(port, asked.model, goldens, questions if mutant else None)
+    return Subject(port, asked.model, goldens, None if fault is None else questions)
 
 
 def case(
@@ -121,7 +128,7 @@ def case(
         "kind": "clean" if fault is None else fault.kind,
     }
     try:
-        subject = subject_of(asked, work, setting, fault is not None)
+        subject = subject_of(asked, work, setting, fault)
         line |= judged(subject, work / "mutant", fault)
     except Exception as error:
         line["crash"] = f"{type(error).__name__}: {error}"[:300]

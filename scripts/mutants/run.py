@@ -12,6 +12,7 @@ from typing import Any
 
 from pytest import MonkeyPatch
 
+from gemma_neuron.backends.cpu.runner import CpuRunner
 from gemma_neuron.backends.decode import greedy
 from gemma_neuron.chat import load_chat_assets
 from gemma_neuron.checkpoint.source import prompt_digest
@@ -52,10 +53,10 @@ def judged(subject: Subject, work: Path, fault: Fault | None) -> dict[str, Any]:
         built_from = Port(work)
         if fault is not None and fault.kind == "graph":
             fault.apply(patch, built_from)  # type: ignore[call-arg, arg-type]
-        with closing(EagerRunner(built_from)) as runner:
+        with closing(_runner(built_from)) as runner:
             report = validate(Port(work), runner, options)
         _keep_goldens(port, subject.goldens)
-        with closing(EagerRunner(built_from)) as fresh:
+        with closing(_runner(built_from)) as fresh:
             matched = _token_match(port, fresh, report)
     return {
         "verdict": report.verdict,
@@ -65,6 +66,11 @@ def judged(subject: Subject, work: Path, fault: Fault | None) -> dict[str, Any]:
         "token_match": matched,
         "seconds": round(time.monotonic() - started, 1),
     }
+
+
+def _runner(port: Port) -> CpuRunner:
+    """Compiled graphs where the port has them: what is wrong with weights or prompts needs no others."""
+    return CpuRunner(port) if (port.path / "graphs").is_dir() else EagerRunner(port)
 
 
 def _copy(subject: Subject, work: Path) -> Port:
@@ -78,14 +84,13 @@ def _copy(subject: Subject, work: Path) -> Port:
 
 def _link_or_copy(source: str, to: str) -> None:
     """Large files are linked: whoever changes one puts a new one in its place."""
-    (os.link if source.endswith(".safetensors") else shutil.copy2)(source, to)
+    if not Path(to).exists():
+        (os.link if source.endswith(".safetensors") else shutil.copy2)(source, to)
 
 
 def _keep_goldens(port: Port, goldens: Path) -> None:
     """The reference is run once over the same prompts."""
-    for file in port.golden_folder.iterdir():
-        if not (goldens / file.name).exists():
-            _link_or_copy(str(file), str(goldens / file.name))
+    shutil.copytree(port.golden_folder, goldens, copy_function=_link_or_copy, dirs_exist_ok=True)
 
 
 def _commit_again(port: Port) -> None:
@@ -106,7 +111,7 @@ def _commit_again(port: Port) -> None:
     port.write_record(port.record.model_copy(update={"fingerprints": prints}))
 
 
-def _token_match(port: Port, runner: EagerRunner, report: ValidationReport) -> bool:
+def _token_match(port: Port, runner: CpuRunner, report: ValidationReport) -> bool:
     """Whether the usual test passes: a runner just loaded, greedy tokens of one short prompt equal the reference's."""
     asked = _shortest(port, report.provenance["golden"]["digest"])
     expected = asked.tokens.tolist()[:MATCHED_TOKENS]
