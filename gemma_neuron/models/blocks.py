@@ -198,7 +198,8 @@ class Attention(nn.Module):
         A chunk at position 0 finds zeros: masked rows get weight 0, but 0 times a NaN that an earlier
         sequence left would still be NaN.
         """
-        goes_on = (step.start > 0) | (step.lengths[:, None] < 1)
+        empty = step.lengths[:, None] < 1
+        goes_on = torch.where(empty, torch.ones_like(step.start), step.start) > 0
 
         def written(name: str, chunk: Tensor) -> tuple[Tensor, Tensor]:
             held = self.kernels.read_rows(states[name], step.slots)
@@ -237,11 +238,12 @@ class Attention(nn.Module):
         A gather, not a scatter: a chunk longer than the ring would write rows twice, and padding must
         not be written at all.
         """
-        length, columns = self.layer.state_length, chunk.shape[2]
+        length = self.layer.state_length
         held = held_position(step.last, self.kernels.iota(length)[None], length)
         column = held - step.start
         from_chunk = (column >= 0) & (column < step.lengths[:, None])
-        index = column.clamp(0, columns - 1).to(torch.int64)[:, None, :, None]
+        index = torch.where(from_chunk, column, torch.zeros_like(column))
+        index = index.to(torch.int64)[:, None, :, None]
         picked = chunk.gather(2, index.expand(-1, chunk.shape[1], -1, chunk.shape[3]))
         return torch.where(from_chunk[:, None, :, None], picked, old)
 
@@ -267,7 +269,7 @@ class Attention(nn.Module):
         real = (columns[None] < step.lengths[:, None])[:, None]
         inside = (other <= asking) & (other > asking - self.window) & real
         itself = (columns[:, None] == columns[None])[None]
-        return torch.cat([before, inside | itself], dim=-1)[:, None]
+        return torch.cat([before, torch.where(itself, itself, inside)], dim=-1)[:, None]
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -283,7 +285,8 @@ class VocabParallelEmbedding(nn.Module):
         rows = self.weight.shape[0]
         local = tokens - rank * rows
         mine = (local >= 0) & (local < rows)
-        found = functional.embedding(local.clamp(0, rows - 1), self.weight)
+        row = torch.where(mine, local, torch.zeros_like(local))
+        found = functional.embedding(row, self.weight)
         return self.collectives.all_reduce(
             torch.where(mine[..., None], found, torch.zeros_like(found))
         )

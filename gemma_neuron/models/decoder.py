@@ -141,7 +141,7 @@ class Decoder(nn.Module):
 
 def _last_real(x: Tensor, lengths: Tensor) -> Tensor:
     """x [B, L, E] → each row's last real position, [B, E]; an empty row's first."""
-    index = (lengths - 1).clamp(min=0).to(torch.int64)[:, None, None]
+    index = torch.maximum(lengths - 1, torch.zeros_like(lengths)).to(torch.int64)[:, None, None]
     return x.gather(1, index.expand(-1, 1, x.shape[2]))[:, 0]
 
 

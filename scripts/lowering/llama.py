@@ -1,4 +1,5 @@
-"""NxD's own Llama inference example, lowered by the same harness: which opcodes AWS's own code brings to this hardware.
+"""NxD's own Llama inference example and its router of experts, lowered by the same harness: which opcodes AWS's own
+code brings to this hardware.
 
 `python llama.py NXD_CHECKOUT`, in the environment with torch_xla; what is closed is the tests' stand-in.
 """
@@ -63,9 +64,25 @@ def main(checkout: Path) -> None:
         found = facts(text)
         opcodes |= found.opcodes
         print("prefill" if length > 1 else "decode", dict(found.types))
-    print(" ".join(sorted(opcodes)))
+    print("llama:", " ".join(sorted(opcodes)))
+    print("router:", " ".join(sorted(router_opcodes() - set(opcodes))))
     sys.stdout.flush()
     os._exit(0)
+
+
+def router_opcodes() -> set[str]:
+    """Of RouterTopK (modules/moe/routing.py), 8 of 128 experts as in 26B-A4B."""
+    from neuronx_distributed import NxDParallelState
+    from neuronx_distributed.modules.moe.routing import RouterTopK
+
+    from scripts.lowering.hlo import facts
+
+    with NxDParallelState(WORLD, tensor_model_parallel_size=WORLD, lnc_size=1):
+        device = torch_xla.device()
+        router = RouterTopK(128, 8, 256, dtype=torch.bfloat16).eval().to(device)
+        with torch.no_grad():
+            found = router(torch.zeros((1, 64, 256), dtype=torch.bfloat16).to(device))
+        return set(facts(torch_xla._XLAC._get_xla_tensors_hlo(list(found))).opcodes)
 
 
 if __name__ == "__main__":
