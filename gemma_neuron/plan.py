@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from math import prod
 from typing import Any, Literal
 
 from gemma_neuron.geometry import AttentionKind
@@ -18,6 +19,10 @@ PlacementKind = Literal[
     "whole", "rows", "columns", "repeated-rows", "expert-gate-up", "expert-down", "rank"
 ]
 LayerPlacement = Literal["sharded", "replicate-kv", "replicated"]
+
+
+ITEM_BYTES = {"bfloat16": 2, "float32": 4, "float16": 2, "int32": 4}
+"""Bytes of a number, by dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +68,10 @@ class PlannedParameter:
     derived: bool
     dtype: str | None
     buffer: bool = False
+
+    def rank_bytes(self, dtype: str) -> int:
+        """Bytes of a rank's part in a graph of `dtype`; a derived tensor keeps its own."""
+        return prod(self.local_shape) * ITEM_BYTES[dtype if self.dtype is None else self.dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

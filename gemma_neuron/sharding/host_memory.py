@@ -18,8 +18,8 @@ from gemma_neuron.geometry import ModelGeometry
 from gemma_neuron.machine import how_many_fit
 from gemma_neuron.models.weights import TABLE
 from gemma_neuron.parameters import ParameterTable
-from gemma_neuron.plan import ShardPlan
-from gemma_neuron.sharding.memory import ITEM_BYTES, parameter_count, weight_bytes
+from gemma_neuron.plan import ITEM_BYTES, ShardPlan
+from gemma_neuron.sharding.memory import parameter_count, weight_bytes
 from gemma_neuron.sharding.placement import place
 
 SHARD_BASE_BYTES = 192 * 2**20

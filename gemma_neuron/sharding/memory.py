@@ -9,9 +9,8 @@ from gemma_neuron.backends.base import SCORE_LENGTH
 from gemma_neuron.geometry import LayerGeometry, ModelGeometry
 from gemma_neuron.instances import Instance
 from gemma_neuron.models.view import state_length
-from gemma_neuron.plan import LayerPlan, ShardPlan
+from gemma_neuron.plan import ITEM_BYTES, LayerPlan, ShardPlan
 
-ITEM_BYTES = {"bfloat16": 2, "float32": 4, "float16": 2, "int32": 4}
 KEY_AND_VALUE = 2
 SCRATCH_ROWS = 8
 """Activations alive at once in a layer, in widths of its widest row: residual, norm, gate, up, their product,
@@ -57,10 +56,7 @@ def room(instance: Instance) -> int:
 
 def weight_bytes(plan: ShardPlan, dtype: str) -> int:
     """Bytes of one rank's weights in `dtype`; derived tensors in their own."""
-    return sum(
-        prod(p.local_shape) * ITEM_BYTES[p.dtype if p.dtype is not None else dtype]
-        for p in plan.parameters
-    )
+    return sum(p.rank_bytes(dtype) for p in plan.parameters)
 
 
 def parameter_count(plan: ShardPlan) -> int:

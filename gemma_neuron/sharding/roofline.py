@@ -12,14 +12,13 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from math import prod
 from typing import Any
 
 from gemma_neuron.geometry import ModelGeometry
 from gemma_neuron.instances import Instance
 from gemma_neuron.models.weights import PER_LAYER_TABLE, TABLE
 from gemma_neuron.plan import ShardPlan
-from gemma_neuron.sharding.memory import ITEM_BYTES, kv_bytes_per_rank, state_bytes
+from gemma_neuron.sharding.memory import kv_bytes_per_rank, state_bytes
 
 RUNS = "decode_runs.json"
 
@@ -74,10 +73,9 @@ def step_bytes(
     """Bytes read in a step at the end of a `context`. A table is read by the row, unless it is the head too."""
     must = graph = 0
     for p in plan.parameters:
-        item = ITEM_BYTES[p.dtype if p.dtype is not None else dtype]
-        count = prod(p.local_shape) * item
+        count = p.rank_bytes(dtype)
         if p.name == PER_LAYER_TABLE or (p.name == TABLE and not geometry.tied):
-            count = slots * p.shape[1] * item
+            count = slots * (count // p.local_shape[0])
         graph += count
         if ".experts." in p.name:
             assert geometry.experts is not None

@@ -7,8 +7,8 @@ from math import prod
 from gemma_neuron.backends.base import PortPart
 from gemma_neuron.models.view import rank_view
 from gemma_neuron.models.weights import PER_LAYER_TABLE, TABLE
+from gemma_neuron.plan import ITEM_BYTES
 
-ITEM_BYTES = {"bfloat16": 2, "float32": 4, "int32": 4}
 TRACER_BYTES = 950_000_000
 """A process with torch, torch_xla and a graph of some thousand nodes: 0.83 to 1.1 GB over the bundled model and
 slices of five sizes, by `scripts/lowering-check`, which holds the slice of the 31B to 15 % of the prediction."""
@@ -30,9 +30,7 @@ it, the tracer's memory counted: 8,192 tokens compiled, so it is at least 1,800,
 
 def traced_bytes(part: PortPart) -> int:
     """Peak of the process that traces one unit: nothing but one rank's shapes is ever made."""
-    weights = sum(
-        prod(p.local_shape) * ITEM_BYTES[p.dtype or part.spec.dtype] for p in part.plan.parameters
-    )
+    weights = sum(p.rank_bytes(part.spec.dtype) for p in part.plan.parameters)
     view = rank_view(part.geometry, part.plan, part.spec)
     states = sum(
         prod(shape) * ITEM_BYTES[part.spec.dtype] for shape in view.state_shapes().values()
@@ -45,9 +43,7 @@ def compiler_bytes(part: PortPart) -> int:
     geometry, unit = part.geometry, part.unit
     looked_up = {PER_LAYER_TABLE} if geometry.tied else {PER_LAYER_TABLE, TABLE}
     streamed = sum(
-        prod(p.local_shape) * ITEM_BYTES[p.dtype or part.spec.dtype]
-        for p in part.plan.parameters
-        if p.name not in looked_up
+        p.rank_bytes(part.spec.dtype) for p in part.plan.parameters if p.name not in looked_up
     )
     tokens = unit.batch * unit.length if unit.phase in ("prefill", "score") else 0
     growth = 1 + tokens / COMPILER_DOUBLING_TOKENS
