@@ -6,14 +6,15 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from scripts.checks import Check, Failed, output_of, passed, run_checks
+
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
 TINY = ("--dtype", "float32", "--max-context", "48", "--slots", "3", "--buckets", "24")
 SLICE = ("--max-context", "4096", "--slots", "1", "--buckets", "512")
 LENGTHS = (1, 511, 512, 513, 1023, 1024, 1025, 2048)
@@ -22,24 +23,25 @@ KEPT_SHARE = 0.9
 """Least share of positions whose argmax must be stock's in bfloat16: ties flip, wrong layers flip nearly all."""
 
 
-class Failed(Exception):
-    """A check did not hold; the message says how."""
-
-
 @dataclass(frozen=True)
 class Hour:
     work: Path
     slice: Path | None
     tiny: Path = field(init=False)
+    stock: Path = field(init=False)
+    """Stock's logits for `tiny`, in a file."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tiny", self.work / "tiny")
+        object.__setattr__(self, "stock", self.work / "tiny-stock.safetensors")
 
     def sources(self) -> None:
+        from tests.neuron.against_stock import write_stock
         from tests.tiny import write_tiny_gemma4
 
         if not self.tiny.is_dir():
             write_tiny_gemma4(self.tiny, layers=2, sliding_window=8)
+        write_stock(self.tiny, self.stock)
 
 
 def command(*arguments: object) -> dict[str, Any]:
@@ -60,16 +62,8 @@ def command(*arguments: object) -> dict[str, Any]:
 
 
 def script(code: str, *arguments: object) -> str:
-    """What a fresh process prints: cores belong to a process until it ends."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise Failed(done.stderr.strip()[-800:])
-    return done.stdout.strip().splitlines()[-1]
+    """The last line a fresh process prints: cores belong to a process until it ends."""
+    return output_of([sys.executable, "-c", code, *arguments]).strip().splitlines()[-1]
 
 
 def doctor(hour: Hour) -> str:
@@ -93,17 +87,9 @@ def compile_tiny(hour: Hour, name: str, *flags: str) -> Path:
     return out
 
 
-def against_stock(source: Path, port: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.neuron.against_stock", str(source), str(port)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
-    if done.returncode != 0:
-        raise Failed(done.stderr.strip()[-800:])
-    found = json.loads(done.stdout)
+def against_stock(port: Path, stock: Path) -> str:
+    command = [sys.executable, "-m", "tests.neuron.against_stock", port, stock]
+    found = json.loads(output_of(command, cwd=ROOT))
     # float32 on these cores is not the CPU's: products may pass through shorter formats.
     if max(found["worst"].values()) > 100 * found["bar"]:
         raise Failed(f"largest difference of logits {found['worst']}")
@@ -111,13 +97,13 @@ def against_stock(source: Path, port: Path) -> str:
 
 
 def tiny_plain(hour: Hour) -> str:
-    return against_stock(hour.tiny, compile_tiny(hour, "plain", "--no-layout"))
+    return against_stock(compile_tiny(hour, "plain", "--no-layout"), hour.stock)
 
 
 def tiny_layout(hour: Hour) -> str:
     port = compile_tiny(hour, "layout")
     chosen = (port / "graphs" / "decode-b3-l1" / "layout.hlo").is_file()
-    return f"layout {'changed' if chosen else 'unchanged'}; {against_stock(hour.tiny, port)}"
+    return f"layout {'changed' if chosen else 'unchanged'}; {against_stock(port, hour.stock)}"
 
 
 def reuse(hour: Hour) -> str:
@@ -168,9 +154,7 @@ def slice_of(hour: Hour) -> Path:
         return hour.slice
     out = hour.work / "slice"
     if not out.is_dir():
-        subprocess.run(
-            [sys.executable, str(ROOT / "scripts" / "make_slice.py"), str(out)], check=True
-        )
+        output_of([sys.executable, ROOT / "scripts" / "make_slice.py", out])
     return out
 
 
@@ -248,27 +232,19 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("first-hour"))
     parser.add_argument("--only", action="append", choices=CHECKS, default=[])
     given = parser.parse_args()
-    given.work.mkdir(parents=True, exist_ok=True)
-    hour, results = Hour(given.work, given.slice), given.work / "first-hour.jsonl"
+    work = given.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    hour, results = Hour(work, given.slice and given.slice.resolve()), work / "first-hour.jsonl"
     hour.sources()
-    lines = results.read_text().splitlines() if results.is_file() else []
-    passed = {row["check"] for row in map(json.loads, lines) if row["status"] == "pass"}
-    failed = 0
-    for name, check in CHECKS.items():
-        if (given.only and name not in given.only) or (not given.only and name in passed):
-            continue
-        started = time.monotonic()
-        try:
-            status, detail = "pass", check(hour)
-        except Failed as error:
-            status, detail, failed = "FAIL", str(error), failed + 1
-        seconds = round(time.monotonic() - started)
-        row = {"check": name, "status": status, "detail": detail, "seconds": seconds}
-        with results.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(f"{status}  {name}  ({seconds} s)  {detail}", flush=True)
-    print(f"{failed} failed, {len(passed)} had passed before")
-    return 1 if failed else 0
+    before = passed(results)
+    todo: list[Check] = [
+        (name, partial(check, hour))
+        for name, check in CHECKS.items()
+        if (name in given.only if given.only else name not in before)
+    ]
+    failed = run_checks(todo, results)
+    print(f"{len(before)} had passed before")
+    return int(failed > 0)
 
 
 if __name__ == "__main__":

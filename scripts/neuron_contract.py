@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import signal
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from gemma_neuron.demo import demo_folder, demo_question
 from gemma_neuron.port import Port
-from tests.neuron.flow import ROOT, compile_port, environment, run
+from scripts.checks import Check, Failed, output_of, run_checks
+from tests.neuron.against_stock import write_stock
+from tests.neuron.flow import ROOT, asked, compile_port, environment, run, run_command, serving
 from tests.tiny import write_tiny_gemma4
 
 TINY = ("--dtype", "float32", "--max-context", 48, "--slots", 3, "--buckets", 24)
@@ -25,12 +23,16 @@ SIGNATURES = (
     "kit = sdk.load(); import sys; "
     "sys.stdout.write(f'{len(sdk.calls())} recorded calls agree; {kit.functions.__file__}')"
 )
+HOUR = (
+    "signatures of the installed NxD",
+    "tiny, without layout",
+    "tiny, with layout",
+    "the same command builds nothing",
+    "two traces give one graph",
+    "collectives of each graph",
+)
+"""Checks of the first hour that need neither devices nor a slice of 9 GB."""
 Env = dict[str, str]
-Check = tuple[str, Callable[[], str]]
-
-
-class Failed(Exception):
-    """A check did not hold; the message says how."""
 
 
 def source_folder(given: str | None) -> Path | None:
@@ -51,48 +53,44 @@ def version_of(source: Path | None) -> str:
     return found[1] if found else "unknown"
 
 
-def checks(env: Env, work: Path, quick: bool) -> Iterator[Check]:
+def tiny_checks(env: Env, work: Path) -> Iterator[Check]:
+    """Every call, and tiny models against stock."""
     yield "calls", lambda: _calls(env)
     tiny = write_tiny_gemma4(work / "tiny", layers=2, sliding_window=8)
+    stock = write_stock(tiny, work / "stock.safetensors")
     for name, flags in (
         ("replicate-kv", ("--strategy", "replicate-kv")),
         ("replicate-global", ("--strategy", "replicate-global")),
         ("no layout", ("--no-layout",)),
     ):
         out = work / name.replace(" ", "-")
-        yield f"equality, {name}", lambda f=flags, o=out: _equality(env, tiny, o, f)
-    yield "another layout", lambda: _other_layout(env, tiny, work / "replicate-kv")
-    if not quick:
-        port = work / "bundled"
-        yield "bundled: compile", lambda: _bundled(env, port)
-        yield "bundled: validate", lambda: _verdict(env, port)
-        yield "bundled: serve-local", lambda: _served(env, port)
+        yield f"equality, {name}", lambda f=flags, o=out: _equality(env, tiny, o, stock, f)
+    yield "another layout", lambda: _other_layout(env, tiny, work / "replicate-kv", stock)
+    yield "first hour, tiny models", lambda: _first_hour(env, work / "hour")
+
+
+def bundled_checks(env: Env, work: Path) -> Iterator[Check]:
+    """The bundled model's way from checkpoint to answer."""
+    port = work / "bundled"
+    yield "bundled: compile", lambda: _bundled(env, port)
+    yield "bundled: validate", lambda: _verdict(env, port)
+    yield "bundled: serve-local", lambda: _served(env, port)
 
 
 def _calls(env: Env) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNATURES],
-        env=env,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise Failed(done.stderr.strip()[-500:])
-    return done.stdout
+    return output_of([sys.executable, "-c", SIGNATURES], env=env, cwd=ROOT)
 
 
-def _equality(env: Env, source: Path, out: Path, flags: tuple[str, ...]) -> str:
+def _equality(env: Env, source: Path, out: Path, stock: Path, flags: tuple[str, ...]) -> str:
     done = compile_port(env, source, out, *TINY, *flags)
     if done.code != 0:
         raise Failed(done.stderr[-500:])
     units = done.document["units"]
-    return f"{units['built']} units; {_against_stock(env, source, out)}"
+    return f"{units['built']} units; {_against_stock(env, out, stock)}"
 
 
-def _against_stock(env: Env, source: Path, out: Path) -> str:
-    asked = run(env, "tests.neuron.against_stock", source, out)
+def _against_stock(env: Env, out: Path, stock: Path) -> str:
+    asked = run(env, "tests.neuron.against_stock", out, stock)
     if asked.code != 0:
         raise Failed(asked.stderr[-500:])
     found = asked.document
@@ -102,14 +100,24 @@ def _against_stock(env: Env, source: Path, out: Path) -> str:
     return f"largest difference of logits: {shown}"
 
 
-def _other_layout(env: Env, source: Path, port: Path) -> str:
+def _other_layout(env: Env, source: Path, port: Path, stock: Path) -> str:
     """Decode is built again and the compiler chooses otherwise: all that follows it must be built again too."""
     (port / "graphs" / "decode-b3-l1" / "graph.committed").unlink()
     changed = env | {"STAND_IN_LAYOUT": "1"}
     done = compile_port(changed, source, port, *TINY, "--strategy", "replicate-kv")
     if done.code != 0 or done.document["units"]["reused"] != 0:
         raise Failed(done.stderr[-500:] or done.stdout)
-    return f"4 units built anew; {_against_stock(changed, source, port)}"
+    return f"4 units built anew; {_against_stock(changed, port, stock)}"
+
+
+def _first_hour(env: Env, work: Path) -> str:
+    """What scripts/first-hour-on-inf2 asks of an instance, as far as a machine without one can answer."""
+    command = [sys.executable, ROOT / "scripts" / "first_hour.py", "--work", work]
+    only = [argument for name in HOUR for argument in ("--only", name)]
+    done = run_command([*command, *only], env)
+    if done.code != 0:
+        raise Failed(done.stdout[-500:] + done.stderr[-500:])
+    return f"{done.stdout.count('pass  ')} of {len(HOUR)} pass"
 
 
 def _bundled(env: Env, port: Path) -> str:
@@ -130,50 +138,34 @@ def _verdict(env: Env, port: Path) -> str:
 
 
 def _served(env: Env, port: Path) -> str:
-    command = [sys.executable, "-m", "gemma_neuron", "serve-local", str(port), "--port", "0"]
-    with subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        ready = json.loads(server.stdout.readline())
-        messages = [{"role": "user", "content": demo_question()}]
-        body = json.dumps({"model": "demo", "messages": messages, "temperature": 0}).encode()
-        request = urllib.request.Request(
-            f"{ready['url']}/v1/chat/completions", body, {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=600) as answer:
-            text = json.loads(answer.read())["choices"][0]["message"]["content"]
-        server.send_signal(signal.SIGTERM)
-        server.wait(timeout=120)
-    return f"{demo_question()!r} -> {text!r}"
+    messages = [{"role": "user", "content": demo_question()}]
+    body = {"model": "demo", "messages": messages, "temperature": 0}
+    try:
+        with serving(env, port) as ready:
+            answer = asked(f"{ready['url']}/v1/chat/completions", body, timeout=600)
+    except (RuntimeError, OSError) as error:
+        raise Failed(str(error)[-500:]) from error
+    return f"{demo_question()!r} -> {answer['choices'][0]['message']['content']!r}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/neuron-contract")
     parser.add_argument("--nxd-source", metavar="DIR")
-    parser.add_argument("--quick", action="store_true")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--quick", action="store_true", help="without the bundled model")
+    part.add_argument("--bundled", action="store_true", help="the bundled model alone")
     parser.add_argument("--results", type=Path, default=Path("neuron-contract.jsonl"))
     given = parser.parse_args()
     source = source_folder(given.nxd_source)
-    print(f"neuronx_distributed {version_of(source)}", flush=True)
-    failed = 0
-    with (
-        tempfile.TemporaryDirectory(prefix="neuron-contract-") as work,
-        given.results.open("a") as file,
-    ):
+    version = version_of(source)
+    print(f"neuronx_distributed {version}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="neuron-contract-") as work:
         env = environment(source, Path(work) / "state")
-        for name, check in checks(env, Path(work), given.quick):
-            started = time.monotonic()
-            try:
-                status, detail = "pass", check()
-            except Failed as error:
-                status, detail = "FAIL", str(error)
-                failed += 1
-            row = {"nxd": version_of(source), "check": name, "status": status, "detail": detail}
-            row["seconds"] = f"{time.monotonic() - started:.0f}"
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            print(f"{status}  {name}  ({row['seconds']} s)  {detail}", flush=True)
-    print(f"{failed} failed")
-    return 1 if failed else 0
+        todo = chain(
+            () if given.bundled else tiny_checks(env, Path(work)),
+            () if given.quick else bundled_checks(env, Path(work)),
+        )
+        return int(run_checks(todo, given.results, {"nxd": version}) > 0)
 
 
 if __name__ == "__main__":

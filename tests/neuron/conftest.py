@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.neuron.against_stock import write_stock
 from tests.neuron.flow import Done, compile_port, environment
 from tests.tiny import write_tiny_gemma4
 
@@ -17,6 +18,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sliding and a global layer: 8 and 4 KV heads on 8 ranks."""
     folder = tmp_path_factory.mktemp("source") / "tiny"
     return write_tiny_gemma4(folder, layers=2, sliding_window=8)
+
+
+@pytest.fixture(scope="session")
+def stock(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What every port of `source` is compared with."""
+    return write_stock(source, tmp_path_factory.mktemp("stock") / "stock.safetensors")
 
 
 @pytest.fixture(scope="session")

@@ -6,36 +6,34 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gemma_neuron.port import Port
 from tests.neuron.conftest import FLAGS
-from tests.neuron.flow import ROOT, Done, compile_port, run
+from tests.neuron.flow import Done, asked, compile_port, run, serving
 from tests.neuron.machines import devices, install, report
 
 Compiled = tuple[Path, Done]
 Env = dict[str, str]
 
 
-def against_stock(env: Env, source: Path, port: Path) -> None:
-    done = run(env, "tests.neuron.against_stock", source, port)
+def against_stock(env: Env, port: Path, stock: Path) -> None:
+    done = run(env, "tests.neuron.against_stock", port, stock)
     assert done.code == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert max(found["worst"].values()) < found["bar"], found
 
 
-def test_eight_ranks_equal_stock(source: Path, compiled: Compiled, sdk: Env) -> None:
+def test_eight_ranks_equal_stock(compiled: Compiled, sdk: Env, stock: Path) -> None:
     """Decode's layout was chosen by the compiler, so weights were rewritten at load and every graph expects them so."""
     port, done = compiled
     assert done.document["units"] == {"total": 4, "built": 4, "reused": 0}
     assert (port / "graphs" / "decode-b3-l1" / "layout.hlo").is_file()
     assert (port / "graphs" / "layout-b3-l1" / "graph.neff").is_file()
-    against_stock(sdk, source, port)
+    against_stock(sdk, port, stock)
 
 
 def test_a_second_run_builds_nothing(source: Path, compiled: Compiled, sdk: Env) -> None:
@@ -56,7 +54,7 @@ def test_flags_per_phase_and_no_log_path_in_a_key(compiled: Compiled) -> None:
 
 @pytest.mark.fault("orig-14-failed-compile-cached")
 def test_another_layout_rebuilds_all_that_follows_it_and_a_failed_compile_goes_on(
-    source: Path, compiled: Compiled, sdk: Env, tmp_path: Path
+    source: Path, compiled: Compiled, sdk: Env, stock: Path, tmp_path: Path
 ) -> None:
     """A rebuilt decode beside a reused prefill would compute nonsense without an error."""
     out = tmp_path / "port"
@@ -79,14 +77,16 @@ def test_another_layout_rebuilds_all_that_follows_it_and_a_failed_compile_goes_o
         if line["outcome"] == "built" and line["life"] > 1
     ]
     assert sorted(built) == sorted(unit.name for unit in Port(out).spec.units())
-    against_stock(other, source, out)
+    against_stock(other, out, stock)
 
 
 @pytest.mark.fault("orig-06-serial-compile-deadlock")
 def test_a_stalled_compiler_is_ended_and_tried_once_more(
-    source: Path, sdk: Env, tmp_path: Path
+    source: Path, compiled: Compiled, sdk: Env, tmp_path: Path
 ) -> None:
     env = sdk | {"STAND_IN_CC": "stall:decode"}
+    shutil.copytree(compiled[0], tmp_path / "port")
+    (tmp_path / "port" / "graphs" / "decode-b3-l1" / "graph.committed").unlink()
     done = compile_port(env, source, tmp_path / "port", *FLAGS, "--stall-after", 3)
     assert done.code == 6
     assert "failed twice in the same way (stall)" in done.document["error"]["message"]
@@ -126,31 +126,21 @@ def test_serves_and_leaves_its_cores_in_order_or_suspect(
 ) -> None:
     port, _ = compiled
     with_tools = install(tmp_path / "tools", devices(), report(), sdk)
-    command = [sys.executable, "-m", "gemma_neuron", "serve-local", str(port)]
     for ended_by, left in ((signal.SIGTERM, "none"), (signal.SIGKILL, "cores 0-7")):
-        with subprocess.Popen(
-            [*command, "--port", "0", "--unvalidated"],
-            env=sdk,
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as server:
-            assert server.stdout is not None
-            ready = json.loads(server.stdout.readline())
-            body = json.dumps({"model": "m", "prompt": "a b", "max_tokens": 3}).encode()
-            request = urllib.request.Request(
-                f"{ready['url']}/v1/completions", body, {"Content-Type": "application/json"}
-            )
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                assert json.loads(answer.read())["usage"]["completion_tokens"] >= 1
+        with serving(sdk, port, "--unvalidated") as ready:
+            body = {"model": "m", "prompt": "a b", "max_tokens": 3}
+            answer = asked(f"{ready['url']}/v1/completions", body)
+            assert answer["usage"]["completion_tokens"] >= 1
+            runners = [psutil.Process(replica["pid"]) for replica in ready["replicas"]]
             os.kill(ready["pid"], ended_by)
+            assert not psutil.wait_procs(runners, timeout=60)[1]
         checked = run(with_tools, "gemma_neuron", "doctor", "--json").document["checks"]
         checks = {check["name"]: check for check in checked}
         assert checks["suspect cores"]["found"].startswith(left), checks["suspect cores"]
 
 
 def test_a_rank_file_that_lost_a_tensor_stops_the_port(
-    source: Path, compiled: Compiled, sdk: Env, tmp_path: Path
+    compiled: Compiled, sdk: Env, stock: Path, tmp_path: Path
 ) -> None:
     """NxD itself would pass it on: nothing checks weights before the device."""
     from gemma_neuron.artifacts import CommittedSet
@@ -166,6 +156,6 @@ def test_a_rank_file_that_lost_a_tensor_stops_the_port(
     manifest = ranks.manifest()
     assert manifest is not None
     ranks.commit([path.name], manifest.facts)
-    done = run(sdk, "tests.neuron.against_stock", source, out)
+    done = run(sdk, "tests.neuron.against_stock", out, stock)
     assert done.code != 0
     assert "rank-03" in done.stderr and "layers.1.layer_scalar is missing" in done.stderr

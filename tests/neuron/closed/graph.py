@@ -12,9 +12,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import fx
 
 from tests.neuron.closed.protos import ELEMENT_TYPES, HloModuleProto
+from tests.neuron.closed.recorder import Node, Recorder
 
 GETITEM = "getitem"
 VIEWS = ("aten.view.default", "aten._unsafe_view.default")
@@ -25,55 +25,81 @@ torch.library.define("standin::all_gather", "(Tensor x, int dim, str groups) -> 
 
 def _gathered(x: torch.Tensor, dim: int, groups: str) -> torch.Tensor:
     shape = list(x.shape)
-    shape[dim] *= len(json.loads(groups)[0])
+    shape[dim] *= _size(groups)
     return x.new_empty(shape)
 
 
+def _size(groups: str) -> int:
+    return len(json.loads(groups)[0])
+
+
+def _sum_of_ranks(info: Any, axes: Any, x: torch.Tensor, groups: str) -> tuple[torch.Tensor, None]:
+    return x.sum(axes[0]), None
+
+
+def _ranks_joined(
+    info: Any, axes: Any, x: torch.Tensor, dim: int, groups: str
+) -> tuple[torch.Tensor, None]:
+    return torch.cat(x.unbind(axes[0]), dim), None
+
+
+torch.library.register_vmap("standin::all_reduce", _sum_of_ranks)
+torch.library.register_vmap("standin::all_gather", _ranks_joined)
 torch.library.register_fake("standin::all_reduce", lambda x, groups: torch.empty_like(x))
 torch.library.register_fake("standin::all_gather", _gathered)
+# Of a value that all ranks share, outside `vmap`.
+torch.library.impl("standin::all_reduce", "CPU", lambda x, groups: x * _size(groups))
+torch.library.impl(
+    "standin::all_gather", "CPU", lambda x, dim, groups: torch.cat([x] * _size(groups), dim)
+)
 
 
-def rebound(graph: fx.Graph) -> None:
-    """Resolve NxD's in-place collectives as lazy tracing does: from there on the tensor *is* the sum.
+class Tracer(Recorder):
+    """Records a module's calls on tensors without data. What is no input of it has no place in a graph."""
 
-    A tensor that was not copied first (a residual, a parameter) is thereby changed for all that follows.
-    """
-    for node in list(graph.nodes):
-        if node.target is torch.ops.aten.copy_.default:
-            target, value = node.args[:2]
-            node.replace_all_uses_with(value)
-            order = {n: i for i, n in enumerate(graph.nodes)}
-            target.replace_all_uses_with(
-                value, delete_user_cb=lambda user, here=order[node], o=order: o[user] > here
-            )
-            graph.erase_node(node)
+    def wanted(self, call: Node, result: Any) -> bool:
+        function: Any = call.function
+        if any(isinstance(a, torch.Tensor) for a in call.args):
+            raise TypeError(f"{function} takes a tensor that is no parameter, buffer or input")
+        if function is torch.ops.aten.copy_.default:
+            # As lazy tracing resolves NxD's in-place collectives: the tensor *is* the sum from here on, and one that
+            # was not copied first (a residual, a parameter) is changed for all that follows.
+            self.rebind(result, call.args[1])
+            return False
+        if function._schema.is_mutable:
+            raise TypeError(f"{function} changes a tensor in place")
+        return True
 
 
-def module_of(graph: fx.Graph, name: str, inputs: list[fx.Node]) -> Any:
-    """`inputs`: the placeholders that become parameters, in order; others must be unused."""
+def live(results: list[Node], nodes: list[Node]) -> list[Node]:
+    """The nodes that results follow from, in order."""
+    wanted = set(results)
+    for node in reversed(nodes):
+        if node in wanted:
+            wanted.update(node.operands())
+    return [node for node in nodes if node in wanted]
+
+
+def module_of(name: str, inputs: list[Node], nodes: list[Node], results: list[Node]) -> Any:
+    """`inputs` become parameters, in order; `nodes` follow from nothing else."""
     module = HloModuleProto(name=name, id=1, entry_computation_id=1, entry_computation_name=name)
     entry = module.computations.add(name=name, id=1)
-    ids: dict[fx.Node, int] = {}
+    ids = {node: i + 1 for i, node in enumerate([*inputs, *nodes])}
     for number, node in enumerate(inputs):
         instruction = entry.instructions.add(
-            name=f"p{number}", opcode="parameter", id=number + 1, parameter_number=number
+            name=f"p{number}", opcode="parameter", id=ids[node], parameter_number=number
         )
-        ids[node] = number + 1
-        set_shape(instruction.shape, node.meta["val"])
-        set_shape(entry.program_shape.parameters.add(), node.meta["val"])
+        set_shape(instruction.shape, node.value)
+        set_shape(entry.program_shape.parameters.add(), node.value)
         entry.program_shape.parameter_names.append(f"p{number}")
-    for node in graph.nodes:
-        if node.op == "call_function":
-            ids[node] = len(ids) + 1
-            _add_operation(entry.instructions.add(id=ids[node], name=node.name), node, ids)
-    (output,) = [node for node in graph.nodes if node.op == "output"]
-    results = list(output.args[0])
+    for node in nodes:
+        _add_operation(entry.instructions.add(id=ids[node], name=f"op.{ids[node]}"), node, ids)
     root = entry.instructions.add(name="root", opcode="tuple", id=len(ids) + 1)
     root.operand_ids.extend(ids[node] for node in results)
     entry.root_id = root.id
     root.shape.element_type = 13
     for node in results:
-        set_shape(root.shape.tuple_shapes.add(), node.meta["val"])
+        set_shape(root.shape.tuple_shapes.add(), node.value)
     entry.program_shape.result.CopyFrom(root.shape)
     module.host_program_shape.CopyFrom(entry.program_shape)
     return module
@@ -87,20 +113,21 @@ def set_shape(shape: Any, value: torch.Tensor) -> None:
     shape.dimensions.extend(value.shape)
 
 
-def _add_operation(instruction: Any, node: fx.Node, ids: dict[fx.Node, int]) -> None:
-    name = GETITEM if node.target is operator.getitem else str(node.target)
+def _add_operation(instruction: Any, node: Node, ids: dict[Node, int]) -> None:
+    name = GETITEM if node.function is operator.getitem else str(node.function)
     collective = COLLECTIVES.get(name.removesuffix(".default"))
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        set_shape(instruction.shape, value)
-    instruction.operand_ids.extend(ids[n] for n in node.all_input_nodes)
+    if isinstance(node.value, torch.Tensor):
+        set_shape(instruction.shape, node.value)
+    operands = node.operands()
+    instruction.operand_ids.extend(ids[n] for n in operands)
+    config: dict[str, Any]
     if collective is not None:
-        config = {"groups": json.loads(str(node.args[-1]))}
+        config = {"groups": json.loads(node.args[-1])}
         if collective == "all-gather":
             config["dim"] = node.args[1]
         instruction.opcode, instruction.backend_config = collective, json.dumps(config).encode()
         return
-    order = {n: i for i, n in enumerate(node.all_input_nodes)}
+    order = {n: i for i, n in enumerate(operands)}
     config = {
         "args": [_encoded(a, order) for a in node.args],
         "kwargs": {k: _encoded(v, order) for k, v in node.kwargs.items()},
@@ -109,10 +136,10 @@ def _add_operation(instruction: Any, node: fx.Node, ids: dict[fx.Node, int]) -> 
     instruction.backend_config = json.dumps(config).encode()
 
 
-def _encoded(value: Any, order: dict[fx.Node, int]) -> Any:
-    if isinstance(value, fx.Node):
+def _encoded(value: Any, order: dict[Node, int]) -> Any:
+    if isinstance(value, Node):
         return {"operand": order[value]}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list):
         return [_encoded(v, order) for v in value]
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}

@@ -1,7 +1,6 @@
-"""What the stand-in compiler makes of a graph, and how it runs: an interpreter over all ranks of one process.
+"""What the stand-in compiler makes of a graph, and an interpreter of it.
 
-An executable is the HLO module behind a mark and the names of the layouts it was compiled for. A value every rank
-agrees on is kept and computed once; a collective makes one of its ranks' values.
+An executable is the HLO module behind a mark, its parameters in the layouts it was compiled for.
 """
 
 from __future__ import annotations
@@ -63,12 +62,8 @@ def undo_layout(module: Any, computations: dict[int, Any]) -> None:
     entry.instructions.extend(changed)
 
 
-class Ranks(list[Any]):
-    """One value a rank; anything else is a value all ranks share."""
-
-
 def execute(module: Any, inputs: Sequence[Any], ranks: int) -> list[Any]:
-    """The root tuple's values for inputs by parameter number."""
+    """One rank's root tuple for its inputs by parameter number. Under `vmap` over the ranks, all ranks'."""
     entry = entry_of(module)
     called = {c.id: c for c in module.computations}
     values: dict[int, Any] = {}
@@ -78,21 +73,12 @@ def execute(module: Any, inputs: Sequence[Any], ranks: int) -> list[Any]:
             values[instruction.id] = inputs[instruction.parameter_number]
         elif instruction.opcode == "tuple":
             values[instruction.id] = operands
+        elif instruction.opcode in ("all-reduce", "all-gather"):
+            values[instruction.id] = _joined(instruction, operands[0], ranks)
         else:
-            values[instruction.id] = _step(instruction, operands, called, ranks)
+            values[instruction.id] = _operator(instruction, called)(operands)
     found: list[Any] = values[entry.root_id]
     return found
-
-
-def _step(instruction: Any, operands: list[Any], called: dict[int, Any], ranks: int) -> Any:
-    if instruction.opcode in ("all-reduce", "all-gather"):
-        return _joined(instruction, operands[0], ranks)
-    apply = _operator(instruction, called)
-    if not any(isinstance(x, Ranks) for x in operands):
-        return apply(operands)
-    return Ranks(
-        apply([x[rank] if isinstance(x, Ranks) else x for x in operands]) for rank in range(ranks)
-    )
 
 
 def _joined(instruction: Any, operand: Any, ranks: int) -> Any:
@@ -101,13 +87,10 @@ def _joined(instruction: Any, operand: Any, ranks: int) -> Any:
     config = json.loads(instruction.backend_config)
     if config["groups"] != [list(range(ranks))]:
         raise RuntimeError(f"collective over {config['groups']}, loaded on ranks 0 to {ranks - 1}")
-    parts = list(operand) if isinstance(operand, Ranks) else [operand] * ranks
+    groups = json.dumps(config["groups"])
     if instruction.opcode == "all-gather":
-        return torch.cat(parts, dim=config["dim"])
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+        return torch.ops.standin.all_gather(operand, config["dim"], groups)
+    return torch.ops.standin.all_reduce(operand, groups)
 
 
 def _operator(instruction: Any, called: dict[int, Any]) -> Callable[[list[Any]], Any]:

@@ -7,11 +7,11 @@ Places: nxd_model.py (`add`, `set_weights`, `to_neuron`, `forward`), model_build
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 
-from tests.neuron.closed.neff import Ranks, entry_of, execute, module_of
+from tests.neuron.closed.neff import entry_of, execute, module_of
+from tests.neuron.closed.program import Program
 from tests.neuron.closed.protos import MetaNeff, MetaTensor
 from tests.neuron.closed.tracing import get_torch_dtype
 
@@ -32,6 +32,21 @@ def parallel_load(checkpoint: list[Tensors]) -> list[Tensors]:
             f"NeuronCore(s) not available - Requested:{len(checkpoint)} Available:{visible_cores()}"
         )
     return [{name: tensor.clone() for name, tensor in rank.items()} for rank in checkpoint]
+
+
+def together(values: list[torch.Tensor]) -> torch.Tensor:
+    """[ranks, …]: the ranks' tensors as one, each of them a part of it from now on. They are all of one shape."""
+    first, size = values[0], values[0].numel()
+    if all(
+        v.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        and (v.storage_offset(), v.is_contiguous()) == (i * size, True)
+        for i, v in enumerate(values)
+    ):
+        return first.as_strided((len(values), *first.shape), (size, *first.stride()), 0)
+    whole = torch.stack(values)
+    for i, value in enumerate(values):
+        value.set_(whole[i])  # type: ignore[call-overload]
+    return whole
 
 
 class LayoutTransformation:
@@ -60,8 +75,8 @@ class SPMDModel:
         self._module, self._metaneff = module_of(neff), MetaNeff()
         self._metaneff.ParseFromString(metaneff)
         self._neff, self._ranks = neff, local_ranks_size
-        self._held: list[Any] = []
-        self._states: list[Tensors] | None = None
+        self._held: list[torch.Tensor] = []
+        self._program: Program | None = None
 
     def initialize(self, states: list[Tensors], weights: list[Tensors], start_rank: int) -> None:
         if len(weights) != self._ranks or start_rank != 0:
@@ -71,7 +86,9 @@ class SPMDModel:
             for i in entry_of(self._module).instructions
             if i.opcode == "parameter"
         }
-        self._held, self._states = [], states
+        self._held = []
+        axes: list[int | None] = []
+        kept = []
         for number, tensor in enumerate(self._metaneff.input_tensors):
             if tensor.type == MetaTensor.USER_INPUT:
                 continue
@@ -84,14 +101,16 @@ class SPMDModel:
                     raise RuntimeError(
                         f"NRT_INVALID: {name} is {value.shape} {value.dtype}, not {wanted}"
                     )
-            alike = tensor.type == MetaTensor.INPUT_WEIGHT and all(
-                torch.equal(values[0], v) for v in values[1:]
-            )
-            self._held.append(values[0] if alike else Ranks(values))
+            weight = tensor.type == MetaTensor.INPUT_WEIGHT
+            alike = weight and all(torch.equal(values[0], v) for v in values[1:])
+            self._held.append(values[0] if alike else together(values))
+            axes.append(None if alike else 0)
+            kept.append(weight)
+        self._program = Program(self._module, self._ranks, self._held, axes, kept)
 
     def forward(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """Rank 0's outputs, states written back."""
-        if self._states is None:
+        if self._program is None:
             raise RuntimeError("NRT_UNINITIALIZED: this model is not initialized")
         expected = [t for t in self._metaneff.input_tensors if t.type == MetaTensor.USER_INPUT]
         for tensor, value in zip(expected, inputs, strict=True):
@@ -100,16 +119,13 @@ class SPMDModel:
                 get_torch_dtype(tensor.data_type),
             ):
                 raise RuntimeError(f"NRT_EXEC_BAD_INPUT: {value.shape} {value.dtype}")
-        results = execute(self._module, [*inputs, *self._held], self._ranks)
         aliases = self._metaneff.output_aliases_to
         outputs = []
-        for i, result in enumerate(results):
+        for i, result in enumerate(self._program.run(inputs)):
             if i in aliases:
-                held = self._held[aliases[i] - len(inputs)]
-                for rank in range(self._ranks):
-                    held[rank].copy_(result[rank] if isinstance(result, Ranks) else result)
+                self._held[aliases[i] - len(inputs)].copy_(result)
             else:
-                outputs.append(result[0] if isinstance(result, Ranks) else result)
+                outputs.append(result[0].clone())
         return outputs
 
     def save_neff(self, path: str) -> bool:

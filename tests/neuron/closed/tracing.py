@@ -6,15 +6,16 @@ computation, computation by id, root), nxd_model.py (get_torch_dtype, Flattener,
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch import fx, nn
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch import nn
 
 from tests.neuron.closed import graph as graphs
 from tests.neuron.closed.protos import (
@@ -24,6 +25,7 @@ from tests.neuron.closed.protos import (
     MetaNeff,
     MetaTensor,
 )
+from tests.neuron.closed.recorder import Node
 
 XLA_DTYPE_TO_METANEFF_DTYPE = META_OF_ELEMENT
 
@@ -78,38 +80,57 @@ def generate_hlo(
     assert cpu_backend and treat_inputs_as_kwargs and enable_aliasing and preserve_parameters
     assert not (inline_weights_to_neff or return_weights or output_aliased_tensor)
     held = dict(model.named_parameters()) | dict(model.named_buffers())
-    names, inputs = list(held), list(example_inputs)
-    changed: list[str] = []
-    structure: list[str] = []
+    blank = {n: _blank(t) for n, t in (example_inputs | held).items()}
+    own = {name: blank[name] for name in held}
+    tracer = graphs.Tracer(list(blank.values()))
+    with _without_compiler(), torch.no_grad(), _holding(model, own), torch.device("meta"), tracer:
+        result = model(**{name: blank[name] for name in example_inputs})
+        now = dict(model.named_buffers())
+    outputs = list(result) if isinstance(result, tuple) else [result]
+    changed = [name for name in now if now[name] is not own[name]]
+    results = [tracer.node(tensor) for tensor in (*outputs, *(now[name] for name in changed))]
+    assert all(isinstance(node, Node) for node in results), "an output from outside the graph"
+    structure = "tuple" if isinstance(result, tuple) else "tensor"
+    return _artifacts(tracer, list(example_inputs), list(held), changed, results, structure)
 
-    def traced(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        own = dict(zip(names, tensors[len(inputs) :], strict=True))
-        with _holding(model, own):
-            result = model(**dict(zip(inputs, tensors[: len(inputs)], strict=True)))
-            now = dict(model.named_buffers())
-        structure.append("tuple" if isinstance(result, tuple) else "tensor")
-        changed.extend(n for n in names if n in now and now[n] is not own[n])
-        outputs = list(result) if isinstance(result, tuple) else [result]
-        return outputs + [now[n] for n in changed]
 
-    with torch.no_grad():
-        module = make_fx(traced, tracing_mode="fake")(
-            *example_inputs.values(), *(t.detach() for t in held.values())
-        )
-    graphs.rebound(module.graph)
-    module.graph.eliminate_dead_code()
-    return _artifacts(module.graph, inputs, names, changed, structure[0])
+@contextmanager
+def _without_compiler() -> Iterator[None]:
+    """torch's kernels without data import its compiler only to say that it shall leave them alone: a second's work."""
+    name = "torch._dynamo"
+    if name in sys.modules:
+        yield
+        return
+    placeholder: Any = ModuleType(name)
+    placeholder.disable = lambda function, *args, **kwargs: function
+    sys.modules[name] = placeholder
+    setattr(torch, "_dynamo", placeholder)  # noqa: B010 - mypy knows the real one
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+        delattr(torch, "_dynamo")
+
+
+def _blank(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, device="meta")
 
 
 def _artifacts(
-    graph: fx.Graph, inputs: list[str], names: list[str], changed: list[str], structure: str
+    tracer: graphs.Tracer,
+    inputs: list[str],
+    names: list[str],
+    changed: list[str],
+    results: list[Any],
+    structure: str,
 ) -> HloArtifacts:
-    places = [node for node in graph.nodes if node.op == "placeholder"]
-    given, held = places[: len(inputs)], dict(zip(names, places[len(inputs) :], strict=True))
-    unused = [i for i, node in enumerate(given) if not node.users]
-    kept = [node for node in given if node.users]
-    read = {name: node for name, node in held.items() if node.users}
-    hlo = graphs.module_of(graph, "traced", [*kept, *read.values()])
+    nodes = graphs.live(results, tracer.nodes)
+    used = {operand for node in nodes for operand in node.operands()} | set(results)
+    given, held = tracer.inputs[: len(inputs)], tracer.inputs[len(inputs) :]
+    unused = [i for i, node in enumerate(given) if node not in used]
+    kept = [node for node in given if node in used]
+    read = {name: node for name, node in zip(names, held, strict=True) if node in used}
+    hlo = graphs.module_of("traced", [*kept, *read.values()], nodes, results)
     metaneff = MetaNeff()
     for node in kept:
         _describe(metaneff.input_tensors.add(), node, "USER_INPUT", "")
@@ -117,12 +138,8 @@ def _artifacts(
         kind = "INPUT_STATE" if name in changed else "INPUT_WEIGHT"
         _describe(metaneff.input_tensors.add(), node, kind, name)
     numbers = {name: len(kept) + i for i, name in enumerate(read)}
-    (output,) = [node for node in graph.nodes if node.op == "output"]
-    results = output.args[0]
-    assert isinstance(results, (list, tuple))
     own = len(results) - len(changed)
     for i, node in enumerate(results):
-        assert isinstance(node, fx.Node)
         _describe(metaneff.output_tensors.add(), node, "USER_INPUT", "")
         if i >= own and changed[i - own] in numbers:
             number = numbers[changed[i - own]]
@@ -141,8 +158,8 @@ def _artifacts(
     )
 
 
-def _describe(tensor: Any, node: fx.Node, kind: str, name: str) -> None:
-    value = node.meta["val"]
+def _describe(tensor: Any, node: Node, kind: str, name: str) -> None:
+    value = node.value
     tensor.shape.extend(value.shape)
     tensor.data_type = META_TYPES[str(value.dtype).removeprefix("torch.")]
     tensor.type = getattr(MetaTensor, kind)

@@ -1,0 +1,55 @@
+"""Named checks, one after the other: a line each on stdout, a JSON line each in a result file, a count at the end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+LAST_WORDS = 800
+"""Characters of a failed process's stderr that are shown: its end says why."""
+Check = tuple[str, Callable[[], str]]
+"""A name and what to do: the answer is what to show of a check that passed; it raises Failed."""
+
+
+class Failed(Exception):
+    """A check did not hold; the message says how."""
+
+
+def output_of(command: Iterable[object], **options: Any) -> str:
+    """What a process prints. Raises Failed with the end of its stderr when it fails. `options`: of subprocess.run."""
+    done = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, check=False, **options
+    )
+    if done.returncode != 0:
+        raise Failed(done.stderr.strip()[-LAST_WORDS:] or f"exit code {done.returncode}")
+    return done.stdout
+
+
+def run_checks(
+    checks: Iterable[Check], results: Path, facts: Mapping[str, Any] | None = None
+) -> int:
+    """How many failed. Each row of `results` (appended to) has check, status, detail, seconds and `facts`."""
+    failed = 0
+    for name, check in checks:
+        started = time.monotonic()
+        try:
+            status, detail = "pass", check()
+        except Failed as error:
+            status, detail, failed = "FAIL", str(error), failed + 1
+        seconds = round(time.monotonic() - started)
+        row = {**(facts or {}), "check": name, "status": status, "detail": detail}
+        with results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row | {"seconds": seconds}) + "\n")
+        print(f"{status}  {name}  ({seconds} s)  {detail}", flush=True)
+    print(f"{failed} failed", flush=True)
+    return failed
+
+
+def passed(results: Path) -> set[str]:
+    """Names of the checks that passed according to a result file."""
+    lines = results.read_text(encoding="utf-8").splitlines() if results.is_file() else []
+    return {row["check"] for row in map(json.loads, lines) if row["status"] == "pass"}
