@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
@@ -90,11 +91,8 @@ class Store:
             data = body.read(SMALL_LIMIT + 1)
         if len(data) != answer["ContentLength"] and len(data) <= SMALL_LIMIT:
             raise CutShortError(f"{len(data)} of {answer['ContentLength']} bytes came")
-        now = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-        age = 0.0
-        if now is not None:
-            age = (parsedate_to_datetime(now) - answer["LastModified"]).total_seconds()
-        return Stored(data, answer["ETag"], max(0.0, age))
+        now = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
+        return Stored(data, answer["ETag"], _age(now, answer["LastModified"]))
 
     def size(self, key: str) -> int | None:
         """Bytes of an object, or None when there is none."""
@@ -194,3 +192,14 @@ class Store:
             if answer["ContentLength"] != count:
                 raise CutShortError(f"{answer['ContentLength']:,} bytes for a range of {count:,}")
             yield from body.iter_chunks(PIECE_BYTES)
+
+
+def _age(now: str, modified: datetime) -> float:
+    """Seconds by the store's own clock. 0, so never stale, when it does not tell its time in a form that is one."""
+    try:
+        when = parsedate_to_datetime(now)
+    except ValueError:
+        return 0.0
+    if when.tzinfo is None:  # RFC 5322's -0000, and what two joined Date headers are read as
+        when = when.replace(tzinfo=UTC)
+    return max(0.0, (when - modified).total_seconds())

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from gemma_neuron.mirror import owner as leases
 from gemma_neuron.mirror.layout import port_id, port_location, raw_location
 from gemma_neuron.mirror.owner import Owner, OwnerRecord, acquire
 from gemma_neuron.mirror.push import Pusher
-from gemma_neuron.mirror.store import Store
+from gemma_neuron.mirror.store import Store, _age
 from gemma_neuron.port import Port
 from tests.sources.processes import clean_environment
 from tests.sources.s3_servers import KEYS, boto, moto
@@ -185,6 +186,20 @@ def test_conditions_are_found_to_be_heeded(uri: str) -> None:
     assert store.honours_conditions()
     assert not list(store.listing())
     assert not _Heedless(port_location(uri, "probe")).honours_conditions()
+
+
+@pytest.mark.parametrize(
+    ("said", "age"),
+    [
+        ("Mon, 30 Nov 2026 12:00:05 GMT", 5.0),
+        ("Mon, 30 Nov 2026 12:00:05 GMT, Mon, 30 Nov 2026 12:00:05 GMT", 5.0),
+        ("Mon, 30 Nov 2026 11:00:00 GMT", 0.0),
+        ("yesterday", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_an_age_is_by_the_stores_clock_if_it_has_one(said: str, age: float) -> None:
+    assert _age(said, datetime(2026, 11, 30, 12, tzinfo=UTC)) == age
 
 
 def test_an_owner_object_of_somebody_else_is_left_alone(uri: str) -> None:
