@@ -15,7 +15,16 @@ from typing import NoReturn
 
 import typer
 
-from gemma_neuron.commands import checkpoint, machine, mirroring, port, serving, spot, tuning
+from gemma_neuron.commands import (
+    bench,
+    checkpoint,
+    machine,
+    mirroring,
+    port,
+    serving,
+    spot,
+    tuning,
+)
 from gemma_neuron.errors import (
     Cancelled,
     EnvironmentProblem,
@@ -47,6 +56,7 @@ app.command(name="compile")(port.compile_command)
 app.command()(port.validate)
 app.command(name="serve-local")(serving.serve_local)
 app.command()(serving.chat)
+app.command()(bench.bench)
 app.command()(tuning.tune)
 app.command()(tuning.merge)
 app.add_typer(mirroring.app, name="mirror")

@@ -152,7 +152,7 @@ def _config(service: Service, rules: AccessRules) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(service, rules),
         log_config=None,
-        log_level="warning",
+        log_level="error",  # a warning for each connection that sends no HTTP would fill a log
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=10,

@@ -1,0 +1,70 @@
+"""`bench` against a server whose pace is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gemma_neuron.errors import EnvironmentProblem, UsageError
+from gemma_neuron.render.bench import require_plot
+from gemma_neuron.serving.bench import Load, find_target, percentiles, run_load
+from tests.cli_process import run_main
+from tests.serving.fake_runner import FakeRunner
+from tests.serving.server import running
+
+STEP = 0.01
+
+
+def test_closed_and_open_loop_measure_the_pace(folder: Path) -> None:
+    runner = FakeRunner(slots=4, step_seconds=STEP, script=[400], max_context=2000)
+    with running(folder, runner) as server:
+        target = find_target(server.url, None, None)
+        assert (target.model, target.ignore_eos) == ("tiny", True)
+        common = {"requests": 8, "input_words": 3, "output_tokens": 20}
+        one = run_load(target, Load(concurrency=1, **common))
+        four = run_load(target, Load(concurrency=4, **common))
+        opened = run_load(target, Load(rate=1000.0, **common))
+    for found in (one, four, opened):
+        assert (found["requests"], found["errors"], found["output_tokens"]) == (8, 0, 160)
+        assert found["prompt_tokens"] > 8 * 3
+        assert found["tpot_ms"]["p50"] >= 1000 * STEP
+    assert one["ttft_ms"]["p50"] >= 1000 * STEP
+    assert four["tokens_per_second"] > 1.5 * one["tokens_per_second"]
+    # Eight at once on four slots: the later ones wait for a whole answer.
+    assert opened["ttft_ms"]["p90"] > 1000 * STEP * 15
+
+
+def test_the_command_gives_json_and_a_plot(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(folder, FakeRunner(script=[400])) as server:
+        flags = ["--requests", "3", "--output-tokens", "4", "--input-words", "2"]
+        plot = tmp_path / "out.svg"
+        done = run_main(capsys, "bench", server.url, *flags, "--concurrency", "2", "--rate", "100", "--json",
+                   "--plot", str(plot))  # fmt: skip
+        assert done.code == 0, done.err
+        document = json.loads(done.out)
+        assert [(r["concurrency"], r["rate"]) for r in document["runs"]] == [(2, None), (None, 100)]
+        assert all(r["errors"] == 0 for r in document["runs"])
+        assert plot.read_text().startswith("<?xml")
+
+
+def test_errors_are_counted_and_told(folder: Path) -> None:
+    with running(folder, FakeRunner(max_context=20)) as server:
+        target = find_target(server.url, None, None)
+        with pytest.raises(EnvironmentProblem, match="400"):
+            run_load(target, Load(requests=2, concurrency=1))
+    with pytest.raises(EnvironmentProblem, match="does not answer"):
+        find_target(server.url, None, None)
+    with pytest.raises(UsageError, match="no http"):
+        find_target("ftp://x", None, None)
+    with pytest.raises(UsageError, match=r"\.png"):
+        require_plot(Path("x.gif"))
+
+
+def test_percentiles() -> None:
+    assert percentiles([]) == {"p50": None, "p90": None, "p99": None}
+    assert percentiles([0.5])["p99"] == 500
+    assert percentiles([i / 1000 for i in range(101)]) == {"p50": 50, "p90": 90, "p99": 99}
