@@ -21,6 +21,7 @@ from pydantic import (
 Number = Annotated[float, Field(allow_inf_nan=False, strict=False)]
 MAX_CHOICES = 8
 MAX_STOPS = 16
+MAX_DEPTH = 64
 
 
 def _whole_characters(text: str) -> str:
@@ -30,6 +31,18 @@ def _whole_characters(text: str) -> str:
     return text
 
 
+def _not_deep(value: dict[str, Any]) -> dict[str, Any]:
+    """What is nested without bound ends in the recursion limit of whatever reads it next."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        inner = [list(v.values()) if isinstance(v, dict) else v for v in level]
+        level = [item for v in inner if isinstance(v, list) for item in v]
+        if not level:
+            return value
+    raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_not_deep)]
 Text = Annotated[str, AfterValidator(_whole_characters)]
 Stop = Annotated[Text, Field(min_length=1, max_length=1024)]
 
@@ -58,7 +71,7 @@ class TemplateOptions(_Body):
 class SchemaFormat(_Body):
     name: Text
     description: Text | None = None
-    schema_: Annotated[dict[str, Any], Field(alias="schema")] = {}
+    schema_: Annotated[JsonObject, Field(alias="schema")] = {}
     strict: StrictBool = False
     """An answer is held to the schema either way."""
 
@@ -149,6 +162,7 @@ class AskedCall(_Body):
             arguments = None
         if not isinstance(arguments, dict):
             raise ValueError(f"the arguments of {self.function.name} are no JSON object")
+        _not_deep(arguments)
         found = self.model_dump(exclude_none=True)
         return {**found, "function": {"name": self.function.name, "arguments": arguments}}
 
@@ -184,7 +198,7 @@ class ChatMessage(_Body):
 class Function(_Body):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     description: Text | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: StrictBool = False
     """Calls that tool_choice asks for are held to names, types and enums of the parameters either way."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import typer.main
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from gemma_neuron.cli import app
 

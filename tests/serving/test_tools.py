@@ -202,6 +202,10 @@ def test_bad_schemas_and_choices_are_400(rambling: RunningServer, tmp_path: Path
     def form(schema: object) -> dict[str, Any]:
         return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
+    deep: dict[str, Any] = {"type": "boolean"}
+    for _ in range(300):
+        deep = {"type": "object", "properties": {"a": deep}}
+    asked = {"function": {"name": "f", "arguments": '{"a":' * 300 + "1" + "}" * 300}}
     refused: list[tuple[dict[str, Any], str]] = [
         ({"response_format": form({"type": "objct"})}, "objct"),
         ({"response_format": form({"enum": ["x" * 70_000]})}, "larger than 65536 bytes"),
@@ -209,6 +213,12 @@ def test_bad_schemas_and_choices_are_400(rambling: RunningServer, tmp_path: Path
         ({"response_format": {"type": "json_schema"}}, "json_schema"),
         ({"response_format": {"type": "json_object"}, "tools": [WEATHER]}, "one of the two"),
         ({"tool_choice": "required"}, "not in tools"),
+        ({"response_format": form(deep)}, "nested deeper"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": deep}}]},
+            "nested",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": [asked]}]}, "nested deeper"),
         (
             {
                 "tools": [WEATHER],

@@ -1,0 +1,222 @@
+"""Serving speed beside what others do on the same machine, in one run; every ratio is told, whichever way it falls.
+
+The limit is weight bytes over measured memory bandwidth. Bare: a port's graphs without a server. Served: the same port
+behind `serve-local`, as a client sees it. A port is compiled for a number of slots, and decode always runs all of them,
+so each number of `--slots` has a port of its own. Sides are run one after the other, `--rounds` times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+import httpx2  # noqa: E402
+from bench_decode import load_stock, ours, stock  # noqa: E402
+
+from gemma_neuron.chat import load_chat_assets  # noqa: E402
+from gemma_neuron.pipeline import (  # noqa: E402
+    CompileRequest,
+    compile_port,
+    open_port,
+    runner_factory,
+)
+from gemma_neuron.port import Port  # noqa: E402
+from gemma_neuron.render import notice  # noqa: E402
+from gemma_neuron.serving.bench import Load, Target, find_target, run_load  # noqa: E402
+
+PREFILL = 512
+WORDS = 96
+BANDWIDTH_BYTES = 2**30
+START_SECONDS = 300.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("source", type=Path)
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--slots", default="1,8")
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ports", type=Path, default=Path("bench-serve-ports"))
+    parser.add_argument("--results", type=Path, default=Path("bench-serve-results.jsonl"))
+    parser.add_argument("--llama-server")
+    parser.add_argument("--gguf", type=Path)
+    asked = parser.parse_args()
+    if (asked.llama_server is None) != (asked.gguf is None):
+        parser.error("--llama-server and --gguf go together")
+    slots = [int(part) for part in asked.slots.split(",")]
+    ports = {count: made(asked, count) for count in slots}
+    rounds = [one_round(asked, ports) for _ in range(asked.rounds)]
+    found = {
+        key: median([r.get(key) for r in rounds]) for key in sorted({k for r in rounds for k in r})
+    }
+    weights = weight_bytes(ports[slots[0]])
+    found["limit_tokens_per_second"] = found["bandwidth_gb_per_second"] * 1e9 / weights
+    line = {
+        "source": asked.source.name,
+        "dtype": asked.dtype,
+        "rounds": asked.rounds,
+        "weight_bytes": weights,
+        **{key: round(value, 3) for key, value in found.items()},
+        "ratios": ratios(found, slots),
+    }
+    with asked.results.open("a") as results:
+        results.write(json.dumps(line) + "\n")
+    print(json.dumps(line, indent=1))
+    return 0
+
+
+def made(asked: argparse.Namespace, slots: int) -> Port:
+    """A port for so many slots, reused where it is there."""
+    out = asked.ports / f"{asked.dtype}-slots{slots}"
+    request = CompileRequest(
+        out=out,
+        backend="cpu",
+        tp=1,
+        dtype=asked.dtype,
+        max_context=asked.context,
+        slots=slots,
+        buckets=(128, PREFILL),
+        base=True,
+    )
+    compile_port(str(asked.source), request, None, notice)
+    return open_port(out)
+
+
+def one_round(asked: argparse.Namespace, ports: dict[int, Port]) -> dict[str, float]:
+    found = {"bandwidth_gb_per_second": bandwidth()}
+    assets = load_chat_assets(asked.source)
+    ids = (assets.completion_ids("The keeper wrote down the weather. ") * PREFILL)[:PREFILL]
+    model = load_stock(asked.source, asked.dtype)
+    stock(model, ids, 4)
+    found |= timed("transformers", stock(model, ids, asked.steps))
+    del model
+    for slots, port in ports.items():
+        runner = runner_factory(port)()
+        ours(runner, ids, 4)
+        found |= timed(f"bare_{slots}_slots", ours(runner, ids, asked.steps))
+        runner.close()
+        command = [sys.executable, "-m", "gemma_neuron", "serve-local", str(port.path)]
+        with served([*command, "--unvalidated"]) as url:
+            target = find_target(url, None, None)
+            found |= loaded(f"served_{slots}_slots", target, slots, asked.steps)
+    if asked.llama_server is not None:
+        most = max(ports)
+        command = [asked.llama_server, "-m", str(asked.gguf), "-np", str(most)]
+        with served([*command, "-c", str(asked.context * most)]) as url:
+            found |= loaded("llama_cpp", find_target(url, None, True), most, asked.steps)
+    return found
+
+
+def timed(name: str, run: tuple[float, list[float], list[int]]) -> dict[str, float]:
+    prefill, seconds, _ = run
+    return {
+        f"{name}_decode_tokens_per_second": 1 / statistics.median(seconds),
+        f"{name}_prefill_tokens_per_second": PREFILL / prefill,
+    }
+
+
+def loaded(name: str, target: Target, most: int, steps: int) -> dict[str, float]:
+    """One client at once, and as many as there are slots."""
+    found: dict[str, float] = {}
+    for clients in sorted({1, most}):
+        load = Load(
+            concurrency=clients, requests=3 * clients, input_words=WORDS, output_tokens=steps
+        )
+        run = run_load(target, load)
+        if run["errors"]:
+            raise SystemExit(f"{name}: {run['errors']} requests failed: {run['error']}")
+        found[f"{name}_{clients}_at_once_tokens_per_second"] = run["tokens_per_second"]
+        found[f"{name}_{clients}_at_once_tpot_ms"] = run["tpot_ms"]["p50"]
+        found[f"{name}_{clients}_at_once_ttft_ms"] = run["ttft_ms"]["p50"]
+    return found
+
+
+@contextmanager
+def served(command: list[str]) -> Iterator[str]:
+    """A server on a free port, up."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, cwd=ROOT)
+    url, end = f"http://127.0.0.1:{port}", time.monotonic() + START_SECONDS
+    try:
+        while not ready(url):
+            if process.poll() is not None or time.monotonic() > end:
+                raise SystemExit(f"{command[0]} did not start")
+            time.sleep(0.2)
+        yield url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def ready(url: str) -> bool:
+    """Ours by its readiness, llama.cpp's by /health."""
+    for path in ("/health/ready", "/health"):
+        try:
+            if httpx2.get(url + path, timeout=5.0).status_code == 200:
+                return True
+        except httpx2.HTTPError:
+            return False
+    return False
+
+
+def bandwidth() -> float:
+    """GB/s at which memory is read by all threads: the best of five sums of a gigabyte."""
+    import torch
+
+    values = torch.ones(BANDWIDTH_BYTES // 4)
+    best = float("inf")
+    for _ in range(5):
+        started = time.perf_counter()
+        values.sum()
+        best = min(best, time.perf_counter() - started)
+    return BANDWIDTH_BYTES / best / 1e9
+
+
+def weight_bytes(port: Port) -> int:
+    """What a decode step must read: all weights once."""
+    return sum(port.rank_file(rank).stat().st_size for rank in range(port.plan.tp))
+
+
+def median(values: list[float | None]) -> float:
+    return statistics.median(value for value in values if value is not None)
+
+
+def ratios(found: dict[str, float], slots: list[int]) -> dict[str, float]:
+    """The comparisons that matter, each a plain quotient (overhead: milliseconds)."""
+    least, most = min(slots), max(slots)
+    one = found[f"served_{least}_slots_1_at_once_tpot_ms"]
+    out = {
+        "decode_to_transformers": found[f"bare_{least}_slots_decode_tokens_per_second"]
+        / found["transformers_decode_tokens_per_second"],
+        "prefill_to_transformers": found[f"bare_{least}_slots_prefill_tokens_per_second"]
+        / found["transformers_prefill_tokens_per_second"],
+        "decode_to_limit": found[f"bare_{least}_slots_decode_tokens_per_second"]
+        / found["limit_tokens_per_second"],
+        "overhead_ms_a_token": one - 1000 / found[f"bare_{least}_slots_decode_tokens_per_second"],
+        f"throughput_{most}_to_1_at_once": found[
+            f"served_{most}_slots_{most}_at_once_tokens_per_second"
+        ]
+        / found[f"served_{least}_slots_1_at_once_tokens_per_second"],
+    }
+    if "llama_cpp_1_at_once_tpot_ms" in found:
+        out["decode_to_llama_cpp"] = found["llama_cpp_1_at_once_tpot_ms"] / one
+    return {key: round(value, 3) for key, value in out.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
