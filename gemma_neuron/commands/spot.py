@@ -181,15 +181,14 @@ def run_launch(account: Account, request: SpotRequest, *, apply: bool, as_json: 
     from gemma_neuron.pipeline.spot import launch as take
     from gemma_neuron.pipeline.spot import launch_plan
     from gemma_neuron.render.download import Download
-    from gemma_neuron.render.spot import event_line, show_launch_plan, taken_fields
+    from gemma_neuron.render.spot import event_line, launch_lines, show_launch_plan, taken_fields
 
     ready = launch_plan(account, request, Download())
     if not apply:
         emit_json(ready.to_json()) if as_json else show_launch_plan(ready)
         return
-    price = min((o.price for o in ready.candidates if o.price is not None), default=None)
-    shown = "price not known" if price is None else f"{price:.4f} USD an hour"
-    notice(f"job {request.job}: {shown} now, about {ready.hours:.1f} h expected")
+    for line in launch_lines(ready):
+        notice(line)
     taken = take(account, request, ready, lambda e: event_line(e, to_stderr=as_json))
     if as_json:
         emit_json(taken_fields(taken, request.job))

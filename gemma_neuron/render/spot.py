@@ -41,10 +41,18 @@ def show_scan(scan: Scan) -> None:
 
 
 def show_launch_plan(plan: LaunchPlan) -> None:
-    """Money first: what would run, where, what it would cost, what would cross regions."""
+    """What would run, where, what it would cost, what would cross regions."""
+    show_scan(plan.scan)
+    lines = launch_lines(plan)
+    if not plan.candidates:
+        lines.append("no offer is within quota and price now; it would be waited for")
+    emit_lines([*lines, "nothing was bought or made; --apply does"])
+
+
+def launch_lines(plan: LaunchPlan) -> list[str]:
+    """What must be known before anything is bought."""
     request = plan.request
     best = next(iter(plan.candidates), None)
-    show_scan(plan.scan)
     lines = [f"job {request.job}: gemma-neuron {' '.join(request.command)}"]
     lines += [f"adopts: {box}; nothing would be launched" for box in plan.boxes]
     lines.append(
@@ -64,10 +72,7 @@ def show_launch_plan(plan: LaunchPlan) -> None:
             f"box: image {plan.place.image}, root {plan.place.root_gib} GiB gp3 encrypted, profile {request.profile}, "
             f"no inbound rule, IMDSv2 only, ends itself after {request.max_hours:g} h; runs {request.toolkit}"
         )
-    if not plan.candidates:
-        lines.append("no offer is within quota and price now; it would be waited for")
-    lines.append("nothing was bought or made; --apply does")
-    emit_lines(lines)
+    return lines
 
 
 def _money(plan: LaunchPlan, best: Offer | None) -> list[str]:

@@ -169,12 +169,9 @@ def _request(ask: Ask, token: str) -> dict[str, Any]:
             "TotalTargetCapacity": 1,
             "DefaultTargetCapacityType": ask.lifecycle,
         },
+        # instance and volume are tagged by the launch template
         "TagSpecifications": [
-            {
-                "ResourceType": kind,
-                "Tags": [{"Key": JOB_TAG, "Value": ask.job}],
-            }
-            for kind in ("fleet", "instance")
+            {"ResourceType": "fleet", "Tags": [{"Key": JOB_TAG, "Value": ask.job}]}
         ],
     }
     if ask.lifecycle == "spot":

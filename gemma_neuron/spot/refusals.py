@@ -123,6 +123,6 @@ def _plain(said: str) -> str:
 
 def _more_quota(refused: Refused) -> str:
     return (
-        "Ask for more: aws service-quotas request-service-quota-increase --service-code ec2 (`spot scan` names the "
+        "Ask for more: aws service-quotas request-service-quota-increase --service-code ec2 (`doctor --aws` names the "
         f"quota) --region {refused.region}; or leave that region out with --regions."
     )

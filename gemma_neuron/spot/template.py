@@ -222,7 +222,7 @@ def _subnets(account: Account, region: str, named: Sequence[str]) -> tuple[str, 
         what = f"none of the subnets {', '.join(named)}" if named else "no default subnet"
         raise CloudSetupError(
             f"{region} has {what}.",
-            "aws ec2 create-default-vpc, or name subnets with a way to the internet: --subnets.",
+            "aws ec2 create-default-vpc, name subnets that reach the internet (--subnets), or leave it out.",
         )
     vpcs = sorted({row["VpcId"] for row in rows})
     if len(vpcs) > 1:

@@ -35,7 +35,10 @@ def test_capacity_that_appears_in_the_third_region_is_taken_within_one_poll(
 
 def test_what_a_box_is(commands: Commands, ec2: Ec2, mirror: str) -> None:
     ec2.capacity = {"us-east-2b"}
-    (launched,) = events(commands.done(*launch(mirror, "--max-price", "2.5")).stdout, "launched")
+    found = commands.done(*launch(mirror, "--max-price", "2.5"))
+    (launched,) = events(found.stdout, "launched")
+    for said in ("2.0000 USD an hour", "1.1 h", "us-east-2: about 123.03 GB would cross"):
+        assert said in found.stderr  # before it was bought
     there = client("ec2", ec2.upstream, "us-east-2")
     name = f"gemma-neuron-{launched['job']}"
     (version,) = there.describe_launch_template_versions(LaunchTemplateName=name)[
