@@ -28,6 +28,12 @@ def serve_local(
     hang_after: Annotated[
         float, typer.Option(help="Seconds without a sign of life: a replica is replaced.")
     ] = 10.0,
+    request_seconds: Annotated[
+        float, typer.Option(min=1.0, help="Longest that an answer may take.")
+    ] = 600.0,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0.0, help="For running answers to end after SIGTERM.")
+    ] = 60.0,
     as_json: Json = False,
 ) -> None:
     """Serve a validated port: OpenAI's API on loopback."""
@@ -54,6 +60,8 @@ def serve_local(
             no_auth=no_auth,
             allow_control_text=allow_control_text,
             silence_seconds=hang_after,
+            request_seconds=request_seconds,
+            drain_seconds=drain_seconds,
             preload=preload,
         ),
     )
