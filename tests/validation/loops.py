@@ -1,7 +1,8 @@
 """Loops for the degenerate-output detector to find: made ones of every period, and ones a real model fell into.
 
 The real ones: greedy decoding of Gemma 3 270M by stock transformers, float32, in tests/data/greedy-270m.jsonl: a line
-a prompt with the generated ids. `scripts/check-degenerate --generate DIR` makes the file anew.
+a prompt with the generated ids. `scripts/check-degenerate --generate DIR` makes the file anew, from the prompts of
+greedy-270m-prompts.txt.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 from gemma_neuron.tokenizer import Tokenizer
 from gemma_neuron.validation.degenerate import LONGEST_PERIOD, repeats_needed
 
-REAL = Path(__file__).parents[1] / "data" / "greedy-270m.jsonl"
+DATA = Path(__file__).parents[1] / "data"
+REAL, PROMPTS = DATA / "greedy-270m.jsonl", DATA / "greedy-270m-prompts.txt"
 PREFIXES = (0, 20, 100, 400)
 """Good tokens before a made loop."""
 STEP = 8
