@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gemma_neuron.artifacts import digest_file
 from gemma_neuron.tuning.checkpoints import STEM
-from scripts.tune.tiny_job import Run
+from scripts.tune.tiny_job import Inside, Run
 
 STEPS, SAVE_EVERY = 30, 5
 WRITER_STEPS = 40
@@ -41,10 +41,16 @@ class Soak:
         self.work = work
         self.wanted: dict[int, str] = {}
 
-    def run(self, *flags: object, steps: int = STEPS, save_every: int = SAVE_EVERY) -> Run:
+    def run(
+        self,
+        *flags: object,
+        steps: int = STEPS,
+        save_every: int = SAVE_EVERY,
+        kind: type[Run] = Inside,
+    ) -> Run:
         out = self.work / "adapter"
         shutil.rmtree(out, ignore_errors=True)
-        return Run(self.work, out, "--steps", steps, "--save-every", save_every, *flags)
+        return kind(self.work, out, "--steps", steps, "--save-every", save_every, *flags)
 
     def undisturbed(self, steps: int) -> str:
         """Digest of the adapter of a run of one replica that nobody disturbs."""
@@ -94,7 +100,7 @@ class Soak:
     def controller(self, draw: random.Random) -> dict[str, Any]:
         """Kills of the controller itself, up to eight in one run; nothing of it may stay."""
         self.undisturbed(WRITER_STEPS)
-        run = self.run("--replicas", 2, steps=WRITER_STEPS, save_every=2)
+        run = self.run("--replicas", 2, steps=WRITER_STEPS, save_every=2, kind=Run)
         killed, problems = 0, []
         for _ in range(8):
             process, first = run.start(), len(run.events("restored"))
@@ -210,7 +216,8 @@ def main() -> int:
             break
         number = sum(line["kind"] == kind for line in done)
         case = getattr(soak, kind)(random.Random(f"{asked.seed}-{kind}-{number}"))
-        line = {"kind": kind, "number": number, **case}
+        load = round(os.getloadavg()[0], 1)
+        line = {"kind": kind, "number": number, "load": load, **case}
         with asked.results.open("a") as file:
             file.write(json.dumps(line) + "\n")
         print(json.dumps(line), flush=True)

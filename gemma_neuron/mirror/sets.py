@@ -61,7 +61,7 @@ class SetMirror:
         owner = acquire(self.store, tell, stale=options.stale, only_writer=options.only_writer)
         self._guarded = Guarded(self.store, owner, self._check)
         self._stop, self._closing, self._news = (threading.Event() for _ in range(3))
-        self._wanted = ""
+        self._wanted, self._lock = "", threading.Lock()
         self._said, self._trouble = -SAY_SECONDS, ""
         self._lost: OwnerLostError | None = None
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
@@ -102,7 +102,8 @@ class SetMirror:
 
     def put(self, name: str) -> None:
         """Send a set that is committed on disk, in the background."""
-        self._wanted = name
+        with self._lock:
+            self._wanted = name
         self._news.set()
 
     def finish(self, grace: float | None = None) -> None:
@@ -159,12 +160,19 @@ class SetMirror:
                 self._stop.wait(min(LONGEST_WAIT, 2.0**troubles) * random.uniform(0.5, 1.0))
                 self._news.set()
                 continue
-            if self._wanted == name:
-                self._wanted = ""
+            if self._is_newest(name):
                 if self._closing.is_set():
                     return
             else:
                 self._news.set()
+
+    def _is_newest(self, name: str) -> bool:
+        """Whether nothing newer is wanted than the set that is there now; then nothing is."""
+        with self._lock:
+            if self._wanted != name:
+                return False
+            self._wanted = ""
+            return True
 
     def _is_overtaken(self, name: str) -> bool:
         """Whether a newer set is wanted by now, and the one in hand may be gone from the disk."""

@@ -20,7 +20,7 @@ from gemma_neuron.errors import EnvironmentProblem, UsageError
 from gemma_neuron.pipeline.depot import CheckpointDepot, kept_in
 from gemma_neuron.pipeline.locking import locked
 from gemma_neuron.pipeline.sources import UNWATCHED, Watch, examined, fetch, open_any
-from gemma_neuron.tuning.plan import ElasticMode, Progress, Supervision, Tuned
+from gemma_neuron.tuning.plan import ElasticMode, Progress, Supervision, Surroundings, Tuned
 from gemma_neuron.tuning.recipe import PROJECTIONS, Recipe
 
 if TYPE_CHECKING:
@@ -82,10 +82,18 @@ def tuned(
     Raises UsageError (DataError for the data), what a source can raise, and what `Tuning.run` raises.
     """
     from gemma_neuron.tuning.published import published
-    from gemma_neuron.tuning.record import EVENTS_NAME, LOCK_NAME, SAMPLES, SCRATCH, open_folder
-    from gemma_neuron.tuning.run import Surroundings, Tuning
+    from gemma_neuron.tuning.record import (
+        EVENTS_NAME,
+        LOCK_NAME,
+        SAMPLES,
+        SCRATCH,
+        open_folder,
+        require_own,
+    )
+    from gemma_neuron.tuning.run import Tuning
 
     asked = _supervision(request, notice)
+    require_own(request.out)
     source = open_any(source_text, watch)
     record, samples = _record(source_text, source.folder, examined(source), request, reading)
     out = request.out

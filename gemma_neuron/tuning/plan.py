@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from gemma_neuron.elastic.engine import DEADLINE_SECONDS
+from gemma_neuron.elastic.events import EventLog
+from gemma_neuron.elastic.notice import Notices
 
 ElasticMode = Literal["pause", "resize"]
 COLLECTIVE_SHARE = 60.0
@@ -105,3 +108,14 @@ class Progress:
             f"step {self.step} of {self.steps}, loss {self.loss:.4f}, {self.samples_per_second:.1f} samples/s, "
             f"{self.replicas} replica{'s' * (self.replicas != 1)}, last commit {self.committed}"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a run is watched by. `tell`: lines for people; `progress`: called after each step."""
+
+    notices: Notices
+    events: EventLog
+    tell: Callable[[str], None]
+    progress: Callable[[Progress], None] = lambda _: None
+    depot: Depot | None = None

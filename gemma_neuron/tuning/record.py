@@ -56,20 +56,27 @@ class RunRecord(BaseModel):
         return self.digest[:ID_DIGITS]
 
 
+def require_own(out: Path) -> None:
+    """Raise PortMismatchError where `out` holds something that `tune` did not begin."""
+    if not out.is_dir() or (out / RECORD_NAME).is_file():
+        return
+    if any(found.name != LOCK_NAME for found in out.iterdir()):
+        raise PortMismatchError(
+            f"--out {out} holds files but no {RECORD_NAME}: it is no adapter that `tune` began.",
+            "Name a new folder.",
+        )
+
+
 def open_folder(out: Path, record: RunRecord) -> None:
     """Make `out` this run's, or find that it is. The caller holds its lock.
 
     Raises PortMismatchError when it holds something else, IntegrityError when its record is unreadable.
     """
+    require_own(out)
     path = out / RECORD_NAME
     if path.is_file():
         _require_same(path, record)
     else:
-        if any(found.name != LOCK_NAME for found in out.iterdir()):
-            raise PortMismatchError(
-                f"--out {out} holds files but no {RECORD_NAME}: it is no adapter that `tune` began.",
-                "Name a new folder.",
-            )
         write_json_atomic(path, record.model_dump(mode="json"))
     remove_partials(out)
     remove(out / SCRATCH)

@@ -6,20 +6,19 @@ wrapped by `Manager.elastic_retry`; each begins from the newest checkpoint whose
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gemma_neuron.artifacts import digest_file, remove
 from gemma_neuron.elastic.engine import WorkerHandle
-from gemma_neuron.elastic.events import EventLog
 from gemma_neuron.elastic.faults import ReplicaDownError, ScaleUpSignalError, WorkerHung
 from gemma_neuron.elastic.manager import SURVIVOR_SECONDS
-from gemma_neuron.elastic.notice import GO_ON, Notices
+from gemma_neuron.elastic.notice import GO_ON
 from gemma_neuron.elastic.retry import ElasticEventKind, ElasticRetryLimit, RetryPolicy
-from gemma_neuron.errors import IntegrityError, Interrupted
+from gemma_neuron.errors import IntegrityError, Interrupted, UsageError
 from gemma_neuron.tuning import worker
 from gemma_neuron.tuning.adapter import WEIGHTS_NAME
 from gemma_neuron.tuning.checkpoints import ADAPTER_FILE, Checkpoints, Recovered
@@ -27,7 +26,7 @@ from gemma_neuron.tuning.commits import Commits
 from gemma_neuron.tuning.fleet import Fleet
 from gemma_neuron.tuning.history import History
 from gemma_neuron.tuning.patience import Patience
-from gemma_neuron.tuning.plan import Depot, Progress, Supervision, Tuned
+from gemma_neuron.tuning.plan import Progress, Supervision, Surroundings, Tuned
 from gemma_neuron.tuning.published import publish
 from gemma_neuron.tuning.record import CHECKPOINTS, SAMPLES, SCRATCH, RunRecord
 from gemma_neuron.tuning.replicas import numerics, replica_manager
@@ -36,17 +35,6 @@ MONITOR_SECONDS = 0.5
 """Between two looks for the capacity of lost replicas."""
 POLL_SECONDS = 0.25
 """Between two looks for a replica that is waited for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What a run is watched by. `tell`: lines for people; `progress`: called after each step."""
-
-    notices: Notices
-    events: EventLog
-    tell: Callable[[str], None]
-    progress: Callable[[Progress], None] = lambda _: None
-    depot: Depot | None = None
 
 
 @dataclass(slots=True)
@@ -194,6 +182,12 @@ class Tuning:
     def _step(self, workers: list[WorkerHandle]) -> None:
         state, started = self.state, time.monotonic()
         done = self.fleet.ask(workers, worker.step, lambda _: (state.step,))[0]
+        if not math.isfinite(done.loss):
+            raise UsageError(
+                f"The loss of step {state.step + 1} is {done.loss}: the training has diverged. Step "
+                f"{self.commits.acknowledged} is committed.",
+                f"A new --out with a lower --learning-rate than {self.recipe.learning_rate:g}.",
+            )
         state.step += 1
         self.commits.look()
         seconds = time.monotonic() - started

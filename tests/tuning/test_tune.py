@@ -145,7 +145,7 @@ def test_a_folder_of_another_run_or_of_something_else_is_refused(
     (job.out / "notes.txt").write_text("mine")
     with pytest.raises(PortMismatchError, match="holds files but no tune"):
         job.run()
-    assert sorted(path.name for path in job.out.iterdir()) == [".lock", "notes.txt"]
+    assert sorted(path.name for path in job.out.iterdir()) == ["notes.txt"]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +166,12 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     with pytest.raises(UsageError, match=named):
         job.run(**more)
     assert not job.out.exists()
+
+
+def test_a_loss_that_is_no_number_ends_the_run(job: Job) -> None:
+    with pytest.raises(UsageError, match=r"The loss of step \d+ is (nan|inf): the training has"):
+        job.run(replicas=1, learning_rate=1e30)
+    job.require_no_orphan()
 
 
 def test_a_failure_that_is_no_lost_replica_ends_the_run_and_every_replica(job: Job) -> None:
