@@ -16,6 +16,7 @@ from tests.tiny import gemma4_config, write_tiny_gemma4
 
 HEAVY = ("torch", "transformers", "fastapi", "safetensors.torch", "huggingface_hub", "boto3")
 COMMANDS = [
+    "bench",
     "chat",
     "compile",
     "demo",
