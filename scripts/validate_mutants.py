@@ -40,6 +40,7 @@ from scripts.mutants.settings import (  # noqa: E402
     clean_settings,
     cut_port,
     fewer_questions,
+    setting_of,
 )
 
 CLEAN = "none"
@@ -129,6 +130,8 @@ def case(
     }
     try:
         subject = subject_of(asked, work, setting, fault)
+        if subject.port == asked.port:
+            line["setting"] = setting_of(Port(subject.port)).name + ", compiled"
         line |= judged(subject, work / "mutant", fault)
     except Exception as error:
         line["crash"] = f"{type(error).__name__}: {error}"[:300]

@@ -63,6 +63,11 @@ def cut_port(model: Path, out: Path, setting: Setting) -> Port:
     )
 
 
+def setting_of(port: Port) -> Setting:
+    spec, plan = port.spec, port.plan
+    return Setting(plan.tp, spec.dtype, plan.strategy, spec.buckets, spec.slots)
+
+
 def fewer_questions(model: Path, count: int, out: Path) -> Path:
     """The model's question set with at most `count` of its scope's questions, of every kind some, written to `out`."""
     source = model / FILE_NAME if (model / FILE_NAME).is_file() else GENERAL

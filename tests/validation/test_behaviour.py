@@ -163,6 +163,18 @@ def test_template_file(port: Port, tmp_path: Path) -> None:
         context(port, ScriptedRunner([1]), tmp_path, force_template=str(tmp_path / "none"))
 
 
+def test_a_users_turn_under_another_role_is_named(source: Path, tmp_path: Path) -> None:
+    """The bundled model answers every question so, and reference and port say the same."""
+    port = make_port(source, tmp_path / "port", tp=1)
+    file = port.source_folder / "chat_template.jinja"
+    text = file.read_text()
+    changed = text.replace("message['role']", "('model' if message['role'] == 'user' else 'system')")
+    assert changed != text
+    file.write_text(changed)
+    result = prompt.run(context(port, ScriptedRunner([1]), tmp_path))
+    assert any("messages of the user" in line for line in result.detail["problems"])
+
+
 def test_other_template_than_the_port_was_made_with(source: Path, tmp_path: Path) -> None:
     port = make_port(source, tmp_path / "port", tp=1)
     file = port.source_folder / "chat_template.jinja"

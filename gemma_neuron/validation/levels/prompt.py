@@ -11,6 +11,7 @@ from typing import Any
 from gemma_neuron.chat import lint_prompt
 from gemma_neuron.reports import LevelResult
 from gemma_neuron.validation.context import LevelContext, from_problems
+from gemma_neuron.validation.prompts import GreedyPrompt
 
 LEVEL = 0
 
@@ -22,6 +23,7 @@ def run(context: LevelContext) -> LevelResult:
     linted: dict[str, list[str]] = {}
     for prompt in prompts:
         found = lint_prompt(prompt.ids, prompt.text, assets) if prompt.text else []
+        found += _role_problems(context, prompt)
         if found:
             linted[prompt.name] = found
     lines = list(dict.fromkeys(line for found in linted.values() for line in found))
@@ -60,6 +62,19 @@ def _template_problems(context: LevelContext, lines: list[str]) -> list[str]:
             f"{needed[:16] or 'none'}"
         ]
     return []
+
+
+def _role_problems(context: LevelContext, prompt: GreedyPrompt) -> list[str]:
+    """Every family opens a user's turn by its marker and `user`, a line of its own, once a message of the user."""
+    question, markers = context.by_name.get(prompt.name), context.assets.markers
+    if question is None or markers is None or context.scope == "base":
+        return []
+    wanted = sum(turn["role"] == "user" for turn in question.turns)
+    header = f"{markers.turn_open}user\n"
+    found = prompt.text.count(header)
+    if found == wanted:
+        return []
+    return [f"{header!r} occurs {found} times, for {wanted} messages of the user"]
 
 
 def _stop_problems(context: LevelContext) -> list[str]:
