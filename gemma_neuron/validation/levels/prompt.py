@@ -65,16 +65,21 @@ def _template_problems(context: LevelContext, lines: list[str]) -> list[str]:
 
 
 def _role_problems(context: LevelContext, prompt: GreedyPrompt) -> list[str]:
-    """Every family opens a user's turn by its marker and `user`, a line of its own, once a message of the user."""
+    """Every family opens a turn by its marker and a line with the role: `user` once a message of the user, and last
+    of all the model's."""
     question, markers = context.by_name.get(prompt.name), context.assets.markers
     if question is None or markers is None or context.scope == "base":
         return []
     wanted = sum(turn["role"] == "user" for turn in question.turns)
     header = f"{markers.turn_open}user\n"
     found = prompt.text.count(header)
-    if found == wanted:
-        return []
-    return [f"{header!r} occurs {found} times, for {wanted} messages of the user"]
+    problems = []
+    if found != wanted:
+        problems.append(f"{header!r} occurs {found} times, for {wanted} messages of the user")
+    last = prompt.text.rpartition(markers.turn_open)[2]
+    if not last.startswith("model\n"):
+        problems.append(f"the last turn opened is {last[:12]!r}, not the model's")
+    return problems
 
 
 def _stop_problems(context: LevelContext) -> list[str]:
