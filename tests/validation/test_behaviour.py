@@ -168,7 +168,9 @@ def test_a_users_turn_under_another_role_is_named(source: Path, tmp_path: Path) 
     port = make_port(source, tmp_path / "port", tp=1)
     file = port.source_folder / "chat_template.jinja"
     text = file.read_text()
-    changed = text.replace("message['role']", "('model' if message['role'] == 'user' else 'system')")
+    changed = text.replace(
+        "message['role']", "('model' if message['role'] == 'user' else 'system')"
+    )
     assert changed != text
     file.write_text(changed)
     result = prompt.run(context(port, ScriptedRunner([1]), tmp_path))
