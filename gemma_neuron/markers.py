@@ -16,6 +16,9 @@ class FamilyMarkers:
     """Asks for thinking when it stands in the prompt."""
     thought_open: str | None = None
     thought_close: str | None = None
+    reply_open: str | None = None
+    """Begins a tool's answer: where the model writes it, it has called a tool and waits (Gemma 4's generation_config
+    lists its id among the stop ids)."""
     reply_close: str | None = None
     """Ends a tool's answer; after it the model goes on without a new turn."""
     call_open: str | None = None
@@ -32,6 +35,7 @@ FAMILIES = (
         think="<|think|>",
         thought_open="<|channel>",
         thought_close="<channel|>",
+        reply_open="<|tool_response>",
         reply_close="<tool_response|>",
         call_open="<|tool_call>",
         call_close="<tool_call|>",

@@ -83,12 +83,19 @@ def _role_problems(context: LevelContext, prompt: GreedyPrompt) -> list[str]:
 
 
 def _stop_problems(context: LevelContext) -> list[str]:
+    """What ends a turn, and what begins a tool's answer, must stop the model."""
     assets = context.assets
     if not assets.stop_ids:
         return ["no stop id is known: neither generation_config.json nor config.json names one"]
-    if assets.turn_end is None:
-        return []
-    token = assets.tokenizer.id_of(assets.turn_end)
-    if token not in assets.stop_ids:
-        return [f"the turn end {assets.turn_end!r} (id {token}) is not among the stop ids"]
-    return []
+    wanted = {"turn end": assets.turn_end}
+    if assets.markers is not None and assets.template is not None:
+        reply = assets.markers.reply_open
+        wanted["tool answer's begin"] = (
+            reply if reply is not None and reply in assets.template.source else None
+        )
+    problems = []
+    for what, piece in wanted.items():
+        token = None if piece is None else assets.tokenizer.id_of(piece)
+        if token is not None and token not in assets.stop_ids:
+            problems.append(f"the {what} {piece!r} (id {token}) is not among the stop ids")
+    return problems
