@@ -7,6 +7,7 @@ without torch. Exit codes are those of `errors.py`.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import signal
 import sys
@@ -32,7 +33,7 @@ from gemma_neuron.errors import (
     Interrupted,
     UsageError,
 )
-from gemma_neuron.render import emit_json, show_error
+from gemma_neuron.render import emit_json, emit_lines, show_error
 
 READER_WENT_AWAY = 141
 """As shells say of a program that SIGPIPE ended: 128 and its number."""
@@ -72,6 +73,11 @@ def main() -> NoReturn:
     wants_json = "--json" in sys.argv
     _require_streams()
     signal.signal(signal.SIGTERM, _interrupted)
+    if sys.argv[1:] == [
+        "--version"
+    ]:  # as an option it could be set by GEMMA_NEURON_VERSION, and no command would run
+        emit_lines([f"gemma-neuron {importlib.metadata.version('gemma-neuron')}"])
+        sys.exit(0)
     try:
         code = app(standalone_mode=False) or 0
     except Exit as ended:

@@ -98,10 +98,11 @@ def _start_problem(start: bytes, size: int, name: str) -> Finding | None:
         )
     length = int.from_bytes(start[:8], "little")
     if length > HEADER_LIMIT or start[8:9] not in (b"{", b""):
+        begin = "" if start[8:9] == b"{" else f" that begins with {start[8:12]!r} instead of '{{'"
         return _finding(
             "bad-header",
             f"is no safetensors file or a damaged one: it announces a header of {length:,} bytes (at most "
-            f"{HEADER_LIMIT:,} are read) that begins with {start[8:12]!r} instead of '{{'",
+            f"{HEADER_LIMIT:,} are read){begin}",
             name,
         )
     if 8 + length > size:

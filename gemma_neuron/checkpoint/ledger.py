@@ -185,6 +185,14 @@ class _Builder:
                 tensor=first,
             )
             return
+        if missing and not self.used and not self.unexplained:
+            self._add(
+                "missing",
+                f"None of the {len(missing)} tensors of the model of config.json is there, "
+                f"{prefix + missing[0]} the first.",
+                tensor=prefix + missing[0],
+            )
+            return
         for local in missing:
             spec = self.specs[local]
             full = local if local == HEAD else prefix + local

@@ -235,15 +235,24 @@ class _Reader:
                     TEMPLATE_NAME,
                 )
             elif token is not None and token not in declared:
-                self._add(
-                    "stop-ids-reduced",
-                    "warning",
-                    f"{GENERATION_NAME} stops at {sorted(declared)} and leaves out {family.turn_end} "
-                    f"({token}), which the chat template ends every turn with; it is added here, but "
-                    "stock generation runs on past the answer.",
-                    GENERATION_NAME,
+                self._stop_left_out(
+                    declared,
+                    f"{family.turn_end} ({token}), which the chat template ends every turn with; it is "
+                    "added here, but stock generation runs on past the answer",
+                )
+            reply = family.reply_open
+            waits = self.files.ids.get(reply) if reply and reply in template.source else None
+            if waits is not None and waits not in declared:
+                self._stop_left_out(
+                    declared,
+                    f"{reply} ({waits}), with which the model waits for a tool's answer; it would go on "
+                    "and invent the answer",
                 )
             return
+
+    def _stop_left_out(self, declared: set[int], what: str) -> None:
+        text = f"{GENERATION_NAME} stops at {sorted(declared)} and leaves out {what}."
+        self._add("stop-ids-reduced", "warning", text, GENERATION_NAME)
 
     def _stop_ids(self) -> tuple[int, ...]:
         try:

@@ -85,6 +85,12 @@ def _open_folder(text: str, folder: Path) -> Source:
         )
     # A LoRA or GGUF folder may lack config.json: it is let in so that the audit can say what it is.
     if not (folder / CONFIG_NAME).is_file() and not _known_refusal(folder):
+        if (folder / CONFIG_NAME).exists():
+            what = "a folder" if (folder / CONFIG_NAME).is_dir() else "no regular file"
+            raise SourceNotFoundError(
+                f"{folder / CONFIG_NAME} is {what}; the model's configuration as JSON is needed.",
+                "Fetch the checkpoint's own config.json.",
+            )
         snapshots = sorted(folder.glob("snapshots/*"))
         raise SourceNotFoundError(
             f"{text} has no {CONFIG_NAME}: it is no Hugging Face checkpoint folder"

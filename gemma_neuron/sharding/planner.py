@@ -6,6 +6,8 @@ side. Refused (exit 4): a tp that cannot be, a core or a host that is too small.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, cast, get_args
 
@@ -66,13 +68,11 @@ def make_plan(
     Raises IndivisibleError or DoesNotFitError.
     """
     strategies(asked.strategy)
-    _require_degree(geometry, table, asked)
-    plans = [place(geometry, table, asked.tp, name) for name in strategies("auto")]
-    candidates = _explained([_priced(geometry, plan, asked) for plan in plans], geometry, asked)
-    allowed = [c for c in candidates if c.plan.strategy in strategies(asked.strategy)]
-    chosen = min(allowed, key=lambda c: (not c.fits, c.bytes.total))
+    _require_degree(geometry, table, asked, host_bytes)
+    candidates = _explained(_candidates(geometry, table, asked), geometry, asked)
+    chosen = _choice(candidates, asked)
     if not chosen.fits:
-        _refuse_bytes(geometry, table, asked, chosen)
+        _refuse_bytes(geometry, table, asked, chosen, host_bytes)
     host = _host(geometry, table, chosen.plan, asked, host_bytes)
     return Planned(
         geometry=geometry,
@@ -87,11 +87,51 @@ def make_plan(
     )
 
 
+def _candidates(
+    geometry: ModelGeometry, table: ParameterTable, asked: PlanRequest
+) -> list[Candidate]:
+    plans = [place(geometry, table, asked.tp, name) for name in strategies("auto")]
+    return [_priced(geometry, plan, asked) for plan in plans]
+
+
+def _choice(candidates: Sequence[Candidate], asked: PlanRequest) -> Candidate:
+    allowed = [c for c in candidates if c.plan.strategy in strategies(asked.strategy)]
+    return min(allowed, key=lambda c: (not c.fits, c.bytes.total))
+
+
+def _would_plan(
+    geometry: ModelGeometry, table: ParameterTable, asked: PlanRequest, host_bytes: HostBytes
+) -> bool:
+    """Whether a changed request fits the core and the host: only such a one is worth a hint."""
+    chosen = _choice(_candidates(geometry, table, asked), asked)
+    if not chosen.fits:
+        return False
+    try:
+        _host(geometry, table, chosen.plan, asked, host_bytes)
+    except DoesNotFitError:
+        return False
+    return True
+
+
+def _degrees(
+    geometry: ModelGeometry, table: ParameterTable, asked: PlanRequest, host_bytes: HostBytes
+) -> list[str]:
+    """Other degrees with which the rest of the request fits, as flags, rising."""
+    degrees = degrees_that_fit(geometry, table, asked.instance, _load(asked))
+    return [
+        f"--tp {n}"
+        for n in degrees
+        if n != asked.tp and _would_plan(geometry, table, replace(asked, tp=n), host_bytes)
+    ]
+
+
 def _load(asked: PlanRequest) -> Load:
     return Load(context=asked.context, slots=asked.slots, buckets=asked.buckets, dtype=PLAN_DTYPE)
 
 
-def _require_degree(geometry: ModelGeometry, table: ParameterTable, asked: PlanRequest) -> None:
+def _require_degree(
+    geometry: ModelGeometry, table: ParameterTable, asked: PlanRequest, host_bytes: HostBytes
+) -> None:
     """Refuse a degree that the heads, widths or the instance rule out, with the nearest that work."""
     tp, instance = asked.tp, asked.instance
     wrong = [f"tp is {tp}; at least 1 is needed"] if tp < 1 else obstacles(geometry, tp)
@@ -104,13 +144,12 @@ def _require_degree(geometry: ModelGeometry, table: ParameterTable, asked: PlanR
             f"tp {tp} cannot be: {'; '.join(wrong)}.", f"The nearest: {' or '.join(near)}."
         )
     if tp > instance.cores:
-        fitting = degrees_that_fit(geometry, table, instance, _load(asked))
-        near = [f"--tp {n}" for n in fitting[-2:]]
+        near = _degrees(geometry, table, asked, host_bytes)[-2:]
         raise DoesNotFitError(
             f"tp {tp} needs {tp} NeuronCores; {instance.name} has {instance.cores}.",
             f"The nearest that fit there: {' or '.join(near)}."
             if near
-            else "No degree fits there: take a larger --instance.",
+            else "No degree fits its cores and the host's memory: take a larger --instance.",
         )
 
 
@@ -172,23 +211,33 @@ def _decision(candidates: tuple[Candidate, ...], chosen: Candidate, asked: PlanR
 
 
 def _refuse_bytes(
-    geometry: ModelGeometry, table: ParameterTable, asked: PlanRequest, chosen: Candidate
+    geometry: ModelGeometry,
+    table: ParameterTable,
+    asked: PlanRequest,
+    chosen: Candidate,
+    host_bytes: HostBytes,
 ) -> NoReturn:
     instance, used, plan = asked.instance, chosen.bytes, chosen.plan
-    ways = [f"--tp {n}" for n in degrees_that_fit(geometry, table, instance, _load(asked))[:2]]
+    ways = []
+    if asked.strategy != "auto" and _would_plan(
+        geometry, table, replace(asked, strategy="auto"), host_bytes
+    ):
+        ways.append("--strategy auto")
+    ways += _degrees(geometry, table, asked, host_bytes)[:2]
     shorter = [n for n in asked.buckets if _fits(geometry, plan, asked, buckets=(n,))]
     if shorter:
         ways.append(f"--buckets {','.join(map(str, shorter))}")
     if (most := _longest_context(geometry, plan, asked)) >= CONTEXT_STEP:
         ways.append(f"--max-context {most}")
+    slots = f"{asked.slots} slot{'s' if asked.slots > 1 else ''} of {asked.context}"
     raise DoesNotFitError(
         f"{plan.strategy} at tp {asked.tp} needs {used.total:,} bytes a core "
-        f"({used.weights:,} weights, {used.kv:,} KV cache for {asked.slots} slots of "
-        f"{asked.context}, {used.scratch:,} scratch); {instance.name} has {room(instance):,} after "
-        f"{RUNTIME_RESERVE_BYTES:,} for the runtime.",
+        f"({used.weights:,} weights, {used.kv:,} KV cache for {slots}, {used.scratch:,} scratch); "
+        f"{instance.name} has {room(instance):,} after {RUNTIME_RESERVE_BYTES:,} for the runtime.",
         f"What fits there: {' or '.join(ways)}."
         if ways
-        else "Nothing of this model fits there: take a larger --instance, or fewer --slots.",
+        else "Nothing of this model fits there: take a larger --instance"
+        + (", or fewer --slots." if asked.slots > 1 else "."),
     )
 
 
