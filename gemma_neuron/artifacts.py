@@ -170,12 +170,21 @@ def append_json_line(path: Path, line: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def json_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file of lines; what a crash or an editor left that is none is passed over."""
+def json_lines(path: Path, *, last_bytes: int | None = None) -> list[dict[str, Any]]:
+    """The JSON objects of a file of lines; what a crash or an editor left that is none is passed over.
+
+    `last_bytes`: only the whole lines in that much of its end.
+    """
     if not path.is_file():
         return []
+    with path.open("rb") as file:
+        start = 0 if last_bytes is None else max(file.seek(0, os.SEEK_END) - last_bytes, 0)
+        file.seek(start)
+        if start:
+            file.readline()
+        found_lines = file.read().decode("utf-8", errors="replace").splitlines()
     lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for text in found_lines:
         try:
             found = json.loads(text)
         except ValueError:

@@ -207,8 +207,9 @@ class Port:
         """All ledger lines; a last line torn by a crash is left out."""
         return json_lines(self.path / "ledger.jsonl")
 
-    def events(self) -> list[dict[str, Any]]:
-        return json_lines(self.path / "events.jsonl")
+    def events(self, *, last_bytes: int | None = None) -> list[dict[str, Any]]:
+        """All events, or those in the file's last bytes."""
+        return json_lines(self.path / "events.jsonl", last_bytes=last_bytes)
 
     def _bytes(self, name: str) -> bytes:
         file = self.path / name

@@ -22,6 +22,17 @@ import httpx2
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
 START_SECONDS = 60
+KEYS = {
+    "Tab": "\ue004",
+    "Enter": "\ue007",
+    "Shift": "\ue008",
+    "Alt": "\ue00a",
+    "Escape": "\ue00c",
+    "Space": "\ue00d",
+    "Up": "\ue013",
+    "Down": "\ue015",
+}
+"""WebDriver's code points of keys that are no letters."""
 
 
 def missing() -> str | None:
@@ -44,6 +55,25 @@ class Browser:
     def run(self, script: str) -> Any:
         """The value of a JavaScript function body in the page."""
         return self._post("execute/sync", {"script": script, "args": []})
+
+    def click(self, selector: str) -> None:
+        """As a pointer does: only what is in view and under nothing else."""
+        found = self._post("element", {"using": "css selector", "value": selector})
+        self._post(f"element/{next(iter(found.values()))}/click", {})
+
+    def type(self, *keys: str) -> None:
+        """Texts and keys one after the other, to what has the focus. `Alt+n` holds the first."""
+        self._post(
+            "actions", {"actions": [{"type": "key", "id": "keys", "actions": _strokes(keys)}]}
+        )
+
+    def wait(self, condition: str, seconds: float = 20.0) -> Any:
+        """The first true value of a JavaScript expression."""
+        deadline = time.monotonic() + seconds
+        while not (value := self.run(f"return ({condition})")):
+            assert time.monotonic() < deadline, f"never true: {condition}"
+            time.sleep(0.02)
+        return value
 
     def resize(self, width: int, height: int) -> None:
         """The page's own size, whatever the window around it."""
@@ -82,6 +112,19 @@ class Browser:
         answer = self._http.post(f"/session/{self._session}/{path}", json=body).json()["value"]
         assert not (isinstance(answer, dict) and "error" in answer), answer
         return answer
+
+
+def _strokes(keys: tuple[str, ...]) -> list[dict[str, str]]:
+    out = []
+    for key in keys:
+        held, _, last = key.rpartition("+") if key.partition("+")[0] in KEYS else ("", "", key)
+        pressed = [KEYS[held]] if held else []
+        letters = [KEYS[last]] if last in KEYS else list(last)
+        out += [{"type": "keyDown", "value": one} for one in pressed]
+        for letter in letters:
+            out += [{"type": kind, "value": letter} for kind in ("keyDown", "keyUp")]
+        out += [{"type": "keyUp", "value": one} for one in pressed]
+    return out
 
 
 @contextmanager

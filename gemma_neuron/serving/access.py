@@ -23,8 +23,10 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-OPEN_PATHS = frozenset({"/health/live"})
-"""What a balancer may ask without the key."""
+OPEN_PATHS = frozenset({"/health/live", "/"})
+OPEN_PREFIX = "/page/"
+"""Open without the key: what a balancer asks, and the files of the page, which are the package's own, say nothing of
+the port, and ask for the key themselves (a browser sends none when it opens an address)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,7 @@ class AccessGuard:
 
     def _check_key(self, scope: Scope, headers: dict[str, str]) -> None:
         key = self._rules.api_key
-        if key is None or scope["path"] in OPEN_PATHS:
+        if key is None or open_to_all(scope["path"]):
             return
         given = headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
@@ -128,6 +130,11 @@ async def _discard_body(receive: Receive) -> None:
                 left -= len(message.get("body", b""))
                 if message["type"] == "http.disconnect" or not message.get("more_body", False):
                     return
+
+
+def open_to_all(path: str) -> bool:
+    """Whether a path needs no key."""
+    return path in OPEN_PATHS or path.startswith(OPEN_PREFIX)
 
 
 def host_name(header: str) -> str:

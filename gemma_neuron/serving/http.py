@@ -19,7 +19,9 @@ from gemma_neuron.serving.access import AccessGuard, AccessRules
 from gemma_neuron.serving.api_types import ChatBody, CompletionBody
 from gemma_neuron.serving.errors import ApiError
 from gemma_neuron.serving.metrics import CONTENT_TYPE
+from gemma_neuron.serving.page import add_page
 from gemma_neuron.serving.service import Service, unless_gone
+from gemma_neuron.serving.status import add_status
 from gemma_neuron.serving.streams import EventStream
 
 UNVALIDATED_NOTE = (
@@ -36,6 +38,8 @@ def create_app(service: Service, rules: AccessRules | None = None) -> FastAPI:
     _add_error_handlers(app, service)
     _add_health(app, service)
     _add_completions(app, service)
+    add_status(app, service)
+    add_page(app)
     app.add_middleware(AccessGuard, rules=rules or AccessRules())
     return app
 

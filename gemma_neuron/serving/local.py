@@ -124,6 +124,7 @@ def make_service(
         allow_control_text=options.allow_control_text,
         request_seconds=options.request_seconds,
         defaults=sampling_defaults(folder),
+        port=port,
     )
     setup = ReplicaSetup(
         load=load,

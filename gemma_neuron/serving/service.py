@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemma_neuron.chat import ChatAssets
 from gemma_neuron.serving.answers import Answer, Delta
@@ -21,6 +21,9 @@ from gemma_neuron.serving.metrics import Meter
 from gemma_neuron.serving.requests import GenerationRequest, Grammar, Limits, Sampling
 from gemma_neuron.serving.source import NotServing, TokenSource
 from gemma_neuron.serving.streams import EventStream
+
+if TYPE_CHECKING:
+    from gemma_neuron.port import Port
 
 PLACEHOLDER = re.compile(r"(image|audio|video|boi|eoi|boa|eoa)_token_(id|index)")
 DEFAULT_COMPLETION_TOKENS = 16
@@ -39,6 +42,8 @@ class ServerInfo:
     request_seconds: float = 600.0
     defaults: Sampling = field(default_factory=Sampling)
     """Sampling where a request says nothing."""
+    port: Port | None = None
+    """What `/status` tells about, where it is one that is served."""
 
 
 @dataclass(frozen=True, slots=True)
