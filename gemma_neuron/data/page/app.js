@@ -1,32 +1,29 @@
 // The page: conversations, one of them shown, answers that may grow in any of them.
 
 import { ask, history, newVariant } from "./answer.js";
-import { getJson } from "./api.js";
-import { $, announce, copyText, el, iconButton } from "./dom.js";
+import { $, announce, copyText } from "./dom.js";
 import { listenToKeys } from "./keys.js";
+import { ChatList } from "./list.js";
 import { AnswerView, statsText, userView } from "./messages.js";
 import { Panels } from "./panels.js";
 import { Settings } from "./settings.js";
 import { StatusView } from "./status.js";
 import * as store from "./store.js";
+import { Watch } from "./watch.js";
 
 const SAVE_MS = 1000;
-const UNDO_MS = 10000;
-const WATCH_MS = { status: 2000, waiting: 1500, calm: 20000 };
 const touch = matchMedia("(pointer: coarse)").matches;
 
 class Page {
   #chats = store.chats();
   #chat = store.newChat();
-  #running = new Map(); // by conversation: {stop, view}
+  #running = new Map(); // by conversation: {stop, done}
   #views = [];
   #editing = null;
   #follows = true;
-  #model = null;
-  #trouble = "";
   #unsaved = false;
-  #deleted = null; // {chat, at}: may be taken back for a while
-  #watch = 0;
+  #list = new ChatList({ remove: (chat) => this.#remove(chat), restore: (chat, at) => this.#restore(chat, at) });
+  #watch = new Watch(() => this.#looked(), () => this.onStatus);
   #status = new StatusView($("status"));
   #settings = new Settings((text) => this.#setSystem(text));
   panels = new Panels();
@@ -42,12 +39,11 @@ class Page {
     document.querySelector(".skip").onclick = (event) => (event.preventDefault(), $("prompt").focus());
     addEventListener("hashchange", () => this.#route());
     addEventListener("pagehide", () => this.#running.forEach((_, chat) => store.keep(chat)));
-    document.addEventListener("visibilitychange", () => document.hidden || this.#look());
-    store.onOtherTab(() => this.#reload());
+    store.onOtherTab((id) => this.#reload(id));
     $("hint").textContent = touch ? "" : "Enter sends, Shift+Enter begins a line, ? lists the keys.";
     listenToKeys(this);
     this.#route();
-    this.#look();
+    this.#watch.look();
   }
 
   // --- where one is ----------------------------------------------------------------------------------
@@ -66,9 +62,9 @@ class Page {
     if (found && found !== this.#chat) this.#chat = found;
     if (!onStatus) this.#show();
     else {
-      this.#list();
+      this.#showList();
       this.#titles();
-      this.#look();
+      this.#watch.look();
       $("status").focus();
     }
     this.panels.close("sidebar");
@@ -104,7 +100,7 @@ class Page {
   send() {
     const text = $("prompt").value.trim();
     if (!text || this.#running.has(this.#chat)) return;
-    if (this.#model?.phase !== "ready") return announce($("banner").textContent || "The server is not ready.");
+    if (!this.#watch.ready) return announce(this.#watch.trouble);
     const chat = this.#chat;
     if (this.#editing !== null) chat.messages.length = this.#editing;
     chat.title ||= text.slice(0, 80);
@@ -143,7 +139,7 @@ class Page {
         this.#keep(chat);
       }
     };
-    const running = ask({ model: this.#model.id, messages, settings: this.#settings.value, variant, onChange });
+    const running = ask({ model: this.#watch.found.model.id, messages, settings: this.#settings.value, variant, onChange });
     this.#running.set(chat, running);
     running.done.then(() => this.#ended(chat, variant));
     this.#touched(chat);
@@ -155,10 +151,10 @@ class Page {
   #ended(chat, variant) {
     this.#running.delete(chat);
     this.#keep(chat);
-    this.#list();
+    this.#showList();
     if (chat === this.#chat) this.#composer();
     announce(variant.error || `Answer ended. ${statsText(variant)}`);
-    if (variant.finish === "error") this.#look();
+    if (variant.finish === "error") this.#watch.look();
   }
 
   #edit(index) {
@@ -202,34 +198,25 @@ class Page {
     const at = this.#chats.indexOf(chat);
     this.#chats = this.#chats.filter((other) => other !== chat);
     store.remove(chat);
-    const deleted = (this.#deleted = { chat, at });
-    setTimeout(() => this.#deleted === deleted && this.#forget(), UNDO_MS);
     if (chat === this.#chat) this.newChat();
-    this.#list();
-    announce("Conversation deleted");
-    $("undo").focus();
+    this.#showList();
+    this.#list.deleted(chat, at);
   }
 
-  #forget() {
-    this.#deleted = null;
-    this.#list();
-  }
-
-  #restore({ chat, at }) {
-    this.#deleted = null;
+  #restore(chat, at) {
     this.#chats.splice(at, 0, chat);
     this.#keep(chat);
     this.open(chat);
   }
 
-  /** Another tab changed something: take over what this one is not answering in. */
-  #reload() {
-    const own = new Set([...this.#running.keys()].map((chat) => chat.id));
-    const kept = [...this.#running.keys()];
-    this.#chats = [...kept, ...store.chats().filter((chat) => !own.has(chat.id))].sort((a, b) => b.changed - a.changed);
+  /** Another tab changed a conversation, or all: take over what this one is not answering in. */
+  #reload(id) {
+    const own = [...this.#running.keys()];
+    const others = store.chats().filter((chat) => !own.some((mine) => mine.id === chat.id));
+    this.#chats = [...own, ...others].sort((a, b) => b.changed - a.changed);
+    if (this.#running.has(this.#chat) || (id !== null && id !== this.#chat.id)) return this.#showList();
     this.#chat = this.#chats.find((chat) => chat.id === this.#chat.id) ?? this.#chat;
-    if (!this.onStatus && !this.#running.has(this.#chat)) this.#show();
-    else this.#list();
+    return this.onStatus ? this.#showList() : this.#show();
   }
 
   // --- what is shown ---------------------------------------------------------------------------------
@@ -256,7 +243,7 @@ class Page {
     this.#settings.showSystem(this.#chat.system);
     this.#system();
     this.#titles();
-    this.#list();
+    this.#showList();
     this.#composer();
     this.#toEnd();
   }
@@ -286,7 +273,7 @@ class Page {
     const box = $("prompt");
     box.style.height = "auto";
     box.style.height = `${box.scrollHeight}px`;
-    $("send").disabled = !box.value.trim() || this.#model?.phase !== "ready";
+    $("send").disabled = !box.value.trim() || !this.#watch.ready;
   }
 
   #grown(chat) {
@@ -306,60 +293,36 @@ class Page {
     $("to-end").hidden = this.#follows;
   }
 
-  #list() {
-    const held = document.activeElement?.id === "undo";
-    const rows = this.#chats.map((chat) => {
-      const current = chat === this.#chat && !this.onStatus;
-      const link = el("a", { href: `#chat-${chat.id}`, "aria-current": current ? "page" : null, class: this.#running.has(chat) ? "busy" : "" }, chat.title);
-      return el("li", {}, link, iconButton("bin", `Delete ${chat.title}`, () => this.#remove(chat)));
-    });
-    const deleted = this.#deleted;
-    if (deleted) {
-      const back = el("button", { id: "undo", type: "button", class: "link", onclick: () => this.#restore(deleted) }, "Undo");
-      rows.splice(deleted.at, 0, el("li", { class: "undo" }, el("span", {}, "Deleted"), back));
-    }
-    $("chats").replaceChildren(...rows);
-    if (held) ($("undo") ?? $("prompt")).focus();
+  #showList() {
+    this.#list.show(this.#chats, this.onStatus ? null : this.#chat, this.#running);
   }
 
   // --- the server ------------------------------------------------------------------------------------
 
-  /** Ask how the server is, now and again after a while: soon where it is waited for or watched. */
-  async #look() {
-    clearTimeout(this.#watch);
-    try {
-      const found = await getJson("status");
-      this.#trouble = found.phase === "ready" ? "" : `The model is not ready: ${found.phase}.`;
-      this.#know({ ...found.model, phase: found.phase });
+  #looked() {
+    const { found, reached } = this.#watch;
+    if (found && reached) {
+      this.#know(found.model);
       if (this.onStatus) this.#status.show(found);
-    } catch {
-      this.#trouble = "The server cannot be reached.";
-      if (this.#model) this.#model.phase = "unreachable";
     }
     this.#banner();
     this.#fit();
-    const wait = this.#trouble ? WATCH_MS.waiting : this.onStatus ? WATCH_MS.status : WATCH_MS.calm;
-    clearTimeout(this.#watch);
-    if (!document.hidden) this.#watch = setTimeout(() => this.#look(), wait);
   }
 
   #know(model) {
-    this.#model = model;
     const badge = $("badge");
     badge.hidden = false;
     badge.textContent = model.validated ? "works" : "unvalidated";
     badge.className = `badge ${model.validated ? "good" : "open"}`;
     badge.setAttribute("aria-label", `Verdict: ${badge.textContent}. Status`);
     $("model").textContent = model.id;
-    $("greeting-note").textContent = model.validated
-      ? `${model.id} answers here. Conversations stay in this browser.`
-      : `${model.id} answers here, unvalidated: its answers have not been found to equal the reference model's. Conversations stay in this browser.`;
+    const caution = model.validated ? "" : ", unvalidated: its answers have not been found to equal the reference model's";
+    $("greeting-note").textContent = `${model.id} answers here${caution}. Conversations stay in this browser.`;
     this.#settings.know(model);
-    if (!model.chat) this.#trouble ||= "This is a base model without a chat template: it completes text (/v1/completions), it does not chat.";
   }
 
   #banner() {
-    const text = this.#trouble || (this.#unsaved ? "The browser's storage is full or off: this conversation is not kept." : "");
+    const text = this.#watch.trouble || (this.#unsaved ? "The browser's storage is full or off: this conversation is not kept." : "");
     if ($("banner").textContent !== text) $("banner").textContent = text;
     $("banner").hidden = !text;
   }

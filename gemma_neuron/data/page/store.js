@@ -45,16 +45,25 @@ export function chats() {
 /** A conversation as this version of the page writes it, or null. An answer the last page left open is one that was broken off. */
 function repaired(chat) {
   if (!chat || typeof chat.id !== "string" || !Array.isArray(chat.messages)) return null;
-  const messages = chat.messages.filter((m) => (m?.role === "user" ? typeof m.content === "string" : m?.variants?.length > 0));
+  const messages = chat.messages.filter((m) => (m?.role === "user" ? typeof m.content === "string" : m?.role === "assistant" && m.variants?.length > 0));
   for (const message of messages) {
-    for (const variant of message.variants ?? []) {
-      variant.content = String(variant.content ?? "");
-      variant.reasoning = String(variant.reasoning ?? "");
-      variant.finish ??= "interrupted";
-    }
-    if (message.variants) message.chosen = Math.min(Math.max(message.chosen | 0, 0), message.variants.length - 1);
+    if (message.role === "user") continue;
+    message.variants = message.variants.map((variant) => repairedVariant(variant ?? {}));
+    message.chosen = Math.min(Math.max(message.chosen | 0, 0), message.variants.length - 1);
   }
   return { id: chat.id, title: String(chat.title ?? ""), changed: Number(chat.changed) || 0, system: String(chat.system ?? ""), messages };
+}
+
+function repairedVariant(variant) {
+  const number = (value) => (typeof value === "number" ? value : null);
+  const stats = variant.stats ?? {};
+  return {
+    content: String(variant.content ?? ""),
+    reasoning: String(variant.reasoning ?? ""),
+    finish: variant.finish ?? "interrupted",
+    error: String(variant.error ?? ""),
+    stats: { tokens: number(stats.tokens) ?? 0, exact: Boolean(stats.exact), first: number(stats.first), rate: number(stats.rate), thought: number(stats.thought) },
+  };
 }
 
 /** Whether it could be kept. */
