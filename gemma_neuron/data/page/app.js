@@ -1,6 +1,7 @@
 // The page: conversations, one of them shown, answers that may grow in any of them.
 
 import { ask, history, newVariant } from "./answer.js";
+import { Composer } from "./composer.js";
 import { $, announce, copyText } from "./dom.js";
 import { listenToKeys } from "./keys.js";
 import { ChatList } from "./list.js";
@@ -19,21 +20,17 @@ class Page {
   #chat = store.newChat();
   #running = new Map(); // by conversation: {stop, done}
   #views = [];
-  #editing = null;
   #follows = true;
   #unsaved = false;
   #list = new ChatList({ remove: (chat) => this.#remove(chat), restore: (chat, at) => this.#restore(chat, at) });
   #watch = new Watch(() => this.#looked(), () => this.onStatus);
+  #composer = new Composer({ send: () => this.send(), stop: () => this.stop(), ready: () => this.#watch.ready });
   #status = new StatusView($("status"));
   #settings = new Settings((text) => this.#setSystem(text));
   panels = new Panels();
 
   start() {
     $("new-chat").onclick = () => this.newChat();
-    $("composer").addEventListener("submit", (event) => (event.preventDefault(), this.send()));
-    $("stop").onclick = () => this.stop();
-    $("edit-cancel").onclick = () => this.#edit(null);
-    $("prompt").addEventListener("input", () => this.#fit());
     $("to-end").onclick = () => this.#toEnd();
     $("log").addEventListener("scroll", () => this.#scrolled());
     document.querySelector(".skip").onclick = (event) => (event.preventDefault(), $("prompt").focus());
@@ -98,15 +95,14 @@ class Page {
   // --- what is said ----------------------------------------------------------------------------------
 
   send() {
-    const text = $("prompt").value.trim();
+    const { text, editing } = this.#composer;
     if (!text || this.#running.has(this.#chat)) return;
     if (!this.#watch.ready) return announce(this.#watch.trouble);
     const chat = this.#chat;
-    if (this.#editing !== null) chat.messages.length = this.#editing;
+    if (editing !== null) chat.messages.length = editing;
     chat.title ||= text.slice(0, 80);
     chat.messages.push({ role: "user", content: text }, { role: "assistant", variants: [], chosen: 0 });
-    $("prompt").value = "";
-    this.#edit(null);
+    this.#composer.clear();
     this.#answer(chat);
   }
 
@@ -152,25 +148,15 @@ class Page {
     this.#running.delete(chat);
     this.#keep(chat);
     this.#showList();
-    if (chat === this.#chat) this.#composer();
+    if (chat === this.#chat) this.#composer.answering(false);
     announce(variant.error || `Answer ended. ${statsText(variant)}`);
     if (variant.finish === "error") this.#watch.look();
   }
 
-  #edit(index) {
-    const had = this.#editing !== null;
-    this.#editing = index;
-    $("editing").hidden = index === null;
-    if (index !== null) $("prompt").value = this.#chat.messages[index].content;
-    else if (had) $("prompt").value = "";
-    this.#fit();
-    if (index !== null || had) $("prompt").focus();
-  }
-
   /** Leave editing; whether there was something to leave. */
   cancelEdit() {
-    const had = this.#editing !== null;
-    if (had) this.#edit(null);
+    const had = this.#composer.editing !== null;
+    if (had) this.#composer.edit(null);
     return had;
   }
 
@@ -223,11 +209,11 @@ class Page {
 
   #show() {
     const { messages } = this.#chat;
-    this.#edit(null);
+    this.#composer.edit(null);
     const last = messages.length - 1;
     this.#views = [];
     $("messages").replaceChildren(...messages.map((message, index) => {
-      if (message.role === "user") return userView(message, () => this.#running.has(this.#chat) || this.#edit(index));
+      if (message.role === "user") return userView(message, () => this.#running.has(this.#chat) || this.#composer.edit(index, message.content));
       const view = new AnswerView(message, {
         again: index === last ? () => this.again() : null,
         choose: (place) => {
@@ -244,7 +230,7 @@ class Page {
     this.#system();
     this.#titles();
     this.#showList();
-    this.#composer();
+    this.#composer.answering(this.#running.has(this.#chat));
     this.#toEnd();
   }
 
@@ -258,22 +244,6 @@ class Page {
     const title = this.onStatus ? "Status" : this.#chat.title || "New chat";
     $("title").textContent = title;
     document.title = `${title} – gemma-neuron`;
-  }
-
-  #composer() {
-    const busy = this.#running.has(this.#chat);
-    const focused = [$("send"), $("stop")].includes(document.activeElement);
-    $("send").hidden = busy;
-    $("stop").hidden = !busy;
-    if (focused) (busy ? $("stop") : $("prompt")).focus();
-    this.#fit();
-  }
-
-  #fit() {
-    const box = $("prompt");
-    box.style.height = "auto";
-    box.style.height = `${box.scrollHeight}px`;
-    $("send").disabled = !box.value.trim() || !this.#watch.ready;
   }
 
   #grown(chat) {
@@ -306,7 +276,7 @@ class Page {
       if (this.onStatus) this.#status.show(found);
     }
     this.#banner();
-    this.#fit();
+    this.#composer.fit();
   }
 
   #know(model) {
