@@ -94,7 +94,7 @@ def port_facts(port: Port, validated: bool) -> dict[str, Any]:
     """What does not change while a port is served: its record, its plan's outline, its validation."""
     record = port.record
     plan = port.read_json("plan.json") or {}
-    shape = {} if record.compile is None else record.compile.model_dump(mode="json")
+    shape = record.model_dump(mode="json")["compile"] or {}
     return {
         "digest": record.digest,
         "source": record.source.model_dump(mode="json"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from gemma_neuron.backends.base import CompileSpec
 from gemma_neuron.serving.access import AccessRules
 from gemma_neuron.serving.page import page_files
 from tests.serving.server import RunningServer, running, write_port
@@ -37,17 +38,18 @@ def test_vendored_files_are_the_releases_that_versions_json_names(folder: Path) 
 
 
 def test_files_come_from_the_package_under_a_strict_policy(free: RunningServer) -> None:
-    for path in ("/", *(f"/page/{name}" for name in page_files())):
-        answer = httpx2.get(free.url + path)
-        assert answer.status_code == 200
-        policy = answer.headers["content-security-policy"]
-        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
-        assert "unsafe" not in policy and "require-trusted-types-for 'script'" in policy
-        assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["referrer-policy"] == "no-referrer"
-        again = httpx2.get(free.url + path, headers={"if-none-match": answer.headers["etag"]})
-        assert (again.status_code, again.content) == (304, b"")
-    html = httpx2.get(f"{free.url}/").text
+    with httpx2.Client(base_url=free.url) as client:
+        for path in ("/", *(f"/page/{name}" for name in page_files())):
+            answer = client.get(path)
+            assert answer.status_code == 200
+            policy = answer.headers["content-security-policy"]
+            assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+            assert "unsafe" not in policy and "require-trusted-types-for 'script'" in policy
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["referrer-policy"] == "no-referrer"
+            again = client.get(path, headers={"if-none-match": answer.headers["etag"]})
+            assert (again.status_code, again.content) == (304, b"")
+        html = client.get("/").text
     assert "<style" not in html and "style=" not in html and " onclick" not in html
     assert html.count("<script") == html.count("<script src=")
 
@@ -72,6 +74,9 @@ def test_the_page_needs_no_key_and_what_it_shows_does(folder: Path) -> None:
 
 def test_status_tells_port_verdict_versions_replicas_and_events(tmp_path: Path) -> None:
     port = write_port(tmp_path)
+    spec = CompileSpec(backend="cpu", dtype="bfloat16", slots=4, max_context=256, buckets=(16, 32))
+    port.write_record(port.record.model_copy(update={"compile": spec}))
+    (tmp_path / "plan.json").write_text('{"tp": 8, "strategy": "replicate-kv", "layers": []}')
     level = {"level": 3, "name": "logits", "status": "pass", "reason": "0.01 nats", "detail": {}}
     report = {
         "verdict": "works", "scope": "chat", "levels": [level], "warnings": ["careful"],
@@ -87,6 +92,8 @@ def test_status_tells_port_verdict_versions_replicas_and_events(tmp_path: Path) 
     assert found["model"]["max_context"] == 256 and found["model"]["thinking"] is True
     assert found["port"]["digest"] == port.record.digest
     assert found["port"]["source"]["uri"] == "/models/tiny-it"
+    shape = found["port"]["shape"]
+    assert shape["tp"] == 8 and shape["backend"] == "cpu" and shape["buckets"] == [16, 32]
     shown = {name: value for name, value in level.items() if name != "detail"}
     assert found["port"]["validation"]["levels"] == [shown]
     assert found["port"]["validation"]["warnings"] == ["careful"]

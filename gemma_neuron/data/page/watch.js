@@ -3,6 +3,13 @@
 import { getJson } from "./api.js";
 
 const EVERY_MS = { looked: 2000, waited: 1500, calm: 20000 };
+const PHASES = {
+  starting: "The server is starting.",
+  loading: "The model is being loaded.",
+  recovering: "The model went down and is being brought back.",
+  draining: "The server is ending: answers under way are finished, none is begun.",
+  failed: "The model went down for good. The server's log says why.",
+};
 
 export class Watch {
   #timer = 0;
@@ -25,7 +32,7 @@ export class Watch {
   /** Why nothing can be asked now, for people; empty when it can. */
   get trouble() {
     if (!this.reached) return "The server cannot be reached.";
-    if (this.found && !this.ready) return `The model is not ready: ${this.found.phase}.`;
+    if (this.found && !this.ready) return PHASES[this.found.phase] ?? `The model is not ready: ${this.found.phase}.`;
     if (this.found && !this.found.model.chat) return "This is a base model without a chat template: it completes text (/v1/completions), it does not chat.";
     return "";
   }
