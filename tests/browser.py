@@ -67,7 +67,7 @@ class Browser:
             "actions", {"actions": [{"type": "key", "id": "keys", "actions": _strokes(keys)}]}
         )
 
-    def wait(self, condition: str, seconds: float = 20.0) -> Any:
+    def wait(self, condition: str, seconds: float = 90.0) -> Any:
         """The first true value of a JavaScript expression."""
         deadline = time.monotonic() + seconds
         while not (value := self.run(f"return ({condition})")):

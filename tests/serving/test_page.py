@@ -20,7 +20,9 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 AXE = Path(__file__).parents[1] / "data" / "axe" / "axe.min.js"
 THOUGHT = "<|channel>thought\nFirst I count.<channel|>"
 PLAIN = "Two **ways**:\n\n```python\nprint(1)\n```\n\n| a | b |\n|---|--:|\n| 1 | 2 |"
-LONG = "word and " * 60
+LONG = (
+    "word and " * 300
+)  # half a minute at the pace of these tests: a slow machine has time to stop it
 NOWHERE = "http://leak.invalid"
 HOSTILE = f"""<script>document.title = "owned"</script>
 <img src=x onerror="document.title='owned'"> <img src="{NOWHERE}/1.png">
@@ -143,7 +145,7 @@ def decoded(server: RunningServer) -> int:
 def test_a_chat_is_typed_streamed_stopped_and_answered_again(
     page: Browser, server: RunningServer
 ) -> None:
-    say(server, THOUGHT + LONG, step=0.02)
+    say(server, THOUGHT + LONG, step=0.03)
     page.click("#prompt")
     page.type("Tell me <b>more</b>")
     page.click("#send")
@@ -185,7 +187,7 @@ def test_code_is_copied(page: Browser, server: RunningServer) -> None:
 
 
 def test_keyboard_only(page: Browser, server: RunningServer) -> None:
-    say(server, LONG, step=0.02)
+    say(server, LONG, step=0.03)
     page.type("one", "Shift+Enter", "two", "Enter")
     page.wait(f"({TEXT}).length > 10")
     page.type("Escape")
