@@ -53,8 +53,8 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def validated(port: Path) -> tuple[Path, Done]:
-    return port, gemma_neuron("validate", port, "--json")
+def validated(port: Path, some_questions: Path) -> tuple[Path, Done]:
+    return port, gemma_neuron("validate", port, "--questions", some_questions, "--json")
 
 
 @pytest.fixture(scope="session")
@@ -72,12 +72,27 @@ def lost_buffers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def question_file(folder: Path, each: int) -> Path:
+    """The checkpoint's own question file with the first `each` questions of each kind."""
+    head, *questions = (demo_folder() / "validation.toml").read_text().split("[[questions]]")
+    kinds: dict[str, list[str]] = {}
+    for text in questions:
+        (kind,) = re.findall(r'^kind = "(.*)"', text, re.MULTILINE)
+        kinds.setdefault(kind, []).append(text)
+    assert len(kinds) == 6 and all(len(found) >= each for found in kinds.values())
+    kept = [text for found in kinds.values() for text in found[:each]]
+    file = folder / "questions.toml"
+    file.write_text(head + "".join(f"[[questions]]{text}" for text in kept))
+    return file
+
+
+@pytest.fixture(scope="session")
+def some_questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two of each kind: the whole file is scripts/quickstart's."""
+    return question_file(tmp_path_factory.mktemp("some"), 2)
+
+
 @pytest.fixture(scope="session")
 def few_questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint's own question file with one question of each kind: enough where all answers are wrong."""
-    head, *questions = (demo_folder() / "validation.toml").read_text().split("[[questions]]")
-    first = {re.findall(r'^kind = "(.*)"', text, re.MULTILINE)[0]: text for text in questions[::-1]}
-    assert len(first) > 4
-    file = tmp_path_factory.mktemp("questions") / "few.toml"
-    file.write_text(head + "".join(f"[[questions]]{text}" for text in first.values()))
-    return file
+    """One of each kind: enough where all answers are wrong."""
+    return question_file(tmp_path_factory.mktemp("few"), 1)

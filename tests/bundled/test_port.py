@@ -29,11 +29,12 @@ def test_a_second_compile_reuses_every_unit(port: Path) -> None:
 
 
 def test_a_second_validation_reuses_the_golden_looks_at_layers_and_writes_the_page(
-    validated: tuple[Path, Done], tmp_path: Path
+    validated: tuple[Path, Done], some_questions: Path, tmp_path: Path
 ) -> None:
     port, first = validated
     page = tmp_path / "r.html"
-    again = gemma_neuron("validate", port, "--json", "--drift", "--report", page).document
+    same = ("--questions", some_questions, "--json")
+    again = gemma_neuron("validate", port, *same, "--drift", "--report", page).document
     assert again["provenance"]["golden"]["reused"] is True
     assert again["verdict"] == first.document["verdict"]
     assert again["drift"]["first"] is None and len(again["drift"]["layers"]) == 12
