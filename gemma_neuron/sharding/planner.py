@@ -224,10 +224,14 @@ def _refuse_bytes(
     ):
         ways.append("--strategy auto")
     ways += _degrees(geometry, table, asked, host_bytes)[:2]
-    shorter = [n for n in asked.buckets if _fits(geometry, plan, asked, buckets=(n,))]
+    shorter = [
+        n
+        for n in asked.buckets
+        if _would_plan(geometry, table, replace(asked, buckets=(n,)), host_bytes)
+    ]
     if shorter:
         ways.append(f"--buckets {','.join(map(str, shorter))}")
-    if (most := _longest_context(geometry, plan, asked)) >= CONTEXT_STEP:
+    if (most := _longest_context(geometry, table, asked, host_bytes)) >= CONTEXT_STEP:
         ways.append(f"--max-context {most}")
     slots = f"{asked.slots} slot{'s' if asked.slots > 1 else ''} of {asked.context}"
     raise DoesNotFitError(
@@ -241,32 +245,15 @@ def _refuse_bytes(
     )
 
 
-def _fits(
-    geometry: ModelGeometry,
-    plan: ShardPlan,
-    asked: PlanRequest,
-    *,
-    context: int | None = None,
-    buckets: tuple[int, ...] | None = None,
-) -> bool:
-    """Whether a core holds the plan with another context or other buckets than asked."""
-    used = rank_bytes(
-        geometry,
-        plan,
-        asked.context if context is None else context,
-        asked.slots,
-        asked.buckets if buckets is None else buckets,
-        PLAN_DTYPE,
-    )
-    return used.total <= room(asked.instance)
-
-
-def _longest_context(geometry: ModelGeometry, plan: ShardPlan, asked: PlanRequest) -> int:
-    """The longest context below the asked one, in steps, that fits; 0 when none does."""
+def _longest_context(
+    geometry: ModelGeometry, table: ParameterTable, asked: PlanRequest, host_bytes: HostBytes
+) -> int:
+    """The longest context below the asked one, in steps, with which the rest fits; 0 when none does."""
     low, high = 0, (asked.context - 1) // CONTEXT_STEP
     while low < high:
         middle = (low + high + 1) // 2
-        fits = _fits(geometry, plan, asked, context=middle * CONTEXT_STEP)
+        shorter = replace(asked, context=middle * CONTEXT_STEP)
+        fits = _would_plan(geometry, table, shorter, host_bytes)
         low, high = (middle, high) if fits else (low, middle - 1)
     return low * CONTEXT_STEP
 
