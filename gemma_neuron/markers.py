@@ -26,6 +26,10 @@ class FamilyMarkers:
     """Around a tool call, in the notation that `serving/notation.py` reads."""
     quote: str | None = None
 
+    def reply_begin(self, template: str) -> str | None:
+        """What begins a tool's answer in a template that writes one: the model must stop there."""
+        return self.reply_open if self.reply_open and self.reply_open in template else None
+
 
 FAMILIES = (
     FamilyMarkers(

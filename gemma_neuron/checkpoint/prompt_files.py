@@ -240,8 +240,8 @@ class _Reader:
                     f"{family.turn_end} ({token}), which the chat template ends every turn with; it is "
                     "added here, but stock generation runs on past the answer",
                 )
-            reply = family.reply_open
-            waits = self.files.ids.get(reply) if reply and reply in template.source else None
+            reply = family.reply_begin(template.source)
+            waits = None if reply is None else self.files.ids.get(reply)
             if waits is not None and waits not in declared:
                 self._stop_left_out(
                     declared,

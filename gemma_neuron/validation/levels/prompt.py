@@ -89,10 +89,7 @@ def _stop_problems(context: LevelContext) -> list[str]:
         return ["no stop id is known: neither generation_config.json nor config.json names one"]
     wanted = {"turn end": assets.turn_end}
     if assets.markers is not None and assets.template is not None:
-        reply = assets.markers.reply_open
-        wanted["tool answer's begin"] = (
-            reply if reply is not None and reply in assets.template.source else None
-        )
+        wanted["tool answer's begin"] = assets.markers.reply_begin(assets.template.source)
     problems = []
     for what, piece in wanted.items():
         token = None if piece is None else assets.tokenizer.id_of(piece)
