@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from gemma_neuron.checkpoint.source import open_source
 from gemma_neuron.models.rotary import inverse_frequencies
 from gemma_neuron.pipeline import examined
 from gemma_neuron.plan import PlannedParameter
+from gemma_neuron.port import Port
 from gemma_neuron.sharding.memory import weight_bytes
 from gemma_neuron.sharding.rank_layout import header_bytes, rank_tensors
 from tests.sharding.shards import FAMILIES, cut_port, write_family
@@ -30,6 +32,12 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if request.param == "270M":
         return Path(REAL)
     return write_family(tmp_path_factory.mktemp("source"), request.param)
+
+
+def ported(source: Path, folder: Path, tp: int, **more: Any) -> Port:
+    """The source cut; 270M is a base model, without a template."""
+    base = not (source / "chat_template.jinja").is_file()
+    return cut_port(source, folder / "port", tp, base=base, **more)
 
 
 def reassembled(parts: list[bytes], p: PlannedParameter, item: int) -> bytes:
@@ -58,8 +66,7 @@ def reassembled(parts: list[bytes], p: PlannedParameter, item: int) -> bytes:
 def test_ranks_are_as_predicted_and_make_up_the_checkpoint(
     tmp_path: Path, source: Path, tp: int, strategy: str
 ) -> None:
-    base = not (source / "chat_template.jinja").is_file()  # 270M is one: no template
-    port = cut_port(source, tmp_path / "port", tp, strategy=strategy, verify=True, base=base)
+    port = ported(source, tmp_path, tp, strategy=strategy, verify=True)
     whole = read_safetensors(source / "model.safetensors")
     ranks = [read_safetensors(port.rank_file(rank)) for rank in range(tp)]
     predicted = rank_tensors(port.plan, examined(open_source(str(source))).tensors())
@@ -95,9 +102,7 @@ def derived_tensors_are_right(
 
 
 def test_torch_reads_a_rank_file(tmp_path: Path, source: Path) -> None:
-    port = cut_port(
-        source, tmp_path / "port", 2, base=not (source / "chat_template.jinja").exists()
-    )
+    port = ported(source, tmp_path, 2)
     with safe_open(port.rank_file(1), framework="pt") as file:
         assert file.get_tensor("rank").tolist() == [1]
         assert set(file.keys()) == {p.name for p in port.plan.parameters}

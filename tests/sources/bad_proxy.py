@@ -7,17 +7,19 @@ checksum is the store's to compare, which no test server does.
 
 from __future__ import annotations
 
-import http.client
 import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from tests.loopback import passed_on, serving
 
 FAULTS = ("500", "503", "delay", "cut-before", "cut-after", "cut-answer", "shorten", "flip")
-HOP = {"connection", "transfer-encoding", "content-length", "keep-alive", "date", "server"}
+OWN = {"date", "server"}
+"""Headers that the answer gets from this proxy."""
 SLOW_DOWN = (
     b"<?xml version='1.0'?><Error><Code>SlowDown</Code>"
     b"<Message>Please reduce your request rate.</Message></Error>"
@@ -66,28 +68,17 @@ class _Handler(BaseHTTPRequestHandler):
             self.proxy.note(fault)
             self.close_connection = True
             return None
-        status, data, headers = self._upstream(body)
+        answer = passed_on(self, self.proxy.upstream, body)
         if fault == "cut-after":
             self.proxy.note(fault)
             self.close_connection = True
             return None
-        return self._answer(status, data, headers, fault, where)
+        headers = {k: v for k, v in answer.headers if k.lower() not in OWN}
+        if self.command == "HEAD":
+            headers["Content-Length"] = answer.length
+        return self._answer(answer.status, answer.data, headers, fault, where)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on
-
-    def _upstream(self, body: bytes) -> tuple[int, bytes, dict[str, str]]:
-        upstream = http.client.HTTPConnection(
-            self.proxy.upstream.removeprefix("http://"), timeout=60
-        )
-        headers = {k: v for k, v in self.headers.items() if k.lower() not in HOP}
-        upstream.request(self.command, self.path, body, headers)
-        answer = upstream.getresponse()
-        data = answer.read()
-        kept = {k: v for k, v in answer.getheaders() if k.lower() not in HOP}
-        if self.command == "HEAD":
-            kept["Content-Length"] = answer.getheader("Content-Length") or "0"
-        upstream.close()
-        return answer.status, data, kept
 
     def _answer(
         self,
@@ -123,15 +114,6 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def bad_proxy(upstream: str, share: float, seed: str) -> Iterator[BadProxy]:
     proxy = BadProxy(upstream, share, seed)
-    handler = type("Handler", (_Handler,), {"proxy": proxy})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    proxy.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
+    with serving(_Handler, proxy=proxy) as port:
+        proxy.address = f"http://127.0.0.1:{port}"
         yield proxy
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

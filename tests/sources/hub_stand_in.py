@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests import loopback
 
 TOKEN = "hf_right"
 PIECE = 64 * 1024
@@ -270,18 +271,10 @@ def _tree(files: dict[str, bytes], hub: HubStandIn) -> list[dict[str, Any]]:
 @contextmanager
 def serving(hub: HubStandIn) -> Iterator[HubStandIn]:
     """Serve on two loopback ports until the block ends."""
-    handler = type("Handler", (_Handler,), {"hub": hub})
-    servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler) for _ in range(2)]
-    hub.endpoint = f"http://127.0.0.1:{servers[0].server_port}"
-    hub.storage = f"http://localhost:{servers[1].server_port}"
-    threads = [threading.Thread(target=server.serve_forever, args=(0.05,)) for server in servers]
-    for server, thread in zip(servers, threads, strict=True):
-        server.daemon_threads = True
-        thread.start()
-    try:
+    with (
+        loopback.serving(_Handler, hub=hub) as first,
+        loopback.serving(_Handler, hub=hub) as second,
+    ):
+        hub.endpoint = f"http://127.0.0.1:{first}"
+        hub.storage = f"http://localhost:{second}"
         yield hub
-    finally:
-        for server, thread in zip(servers, threads, strict=True):
-            server.shutdown()
-            server.server_close()
-            thread.join()

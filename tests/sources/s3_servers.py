@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import subprocess
 import sys
 import threading
@@ -10,9 +9,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+from tests.loopback import passed_on, serving
 from tests.sources.processes import clean_environment
 
 KEYS = {
@@ -20,7 +20,6 @@ KEYS = {
     "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMIbPxRfiCYEXAMPLEKEY",
     "AWS_REGION": "us-east-1",
 }
-HOP = {"connection", "transfer-encoding", "content-length", "keep-alive"}
 
 
 @contextmanager
@@ -94,22 +93,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             return self.end_headers()
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        upstream = http.client.HTTPConnection(
-            self.proxy.upstream.removeprefix("http://"), timeout=60
-        )
-        headers = {k: v for k, v in self.headers.items() if k.lower() not in HOP}
-        upstream.request(self.command, self.path, body, headers)
-        answer = upstream.getresponse()
-        data = answer.read()
+        answer = passed_on(self, self.proxy.upstream, body)
         self.send_response(answer.status)
-        for name, value in answer.getheaders():
-            if name.lower() not in HOP:
-                self.send_header(name, value)
-        length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(data))
-        self.send_header("Content-Length", length or "0")
+        for name, value in answer.headers:
+            self.send_header(name, value)
+        self.send_header("Content-Length", answer.length)
         self.end_headers()
-        upstream.close()
-        return self._send(data)
+        return self._send(answer.data)
 
     def _send(self, data: bytes) -> None:
         is_object = self.command == "GET" and "list-type" not in self.path
@@ -133,17 +123,9 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def proxied(upstream: str) -> Iterator[Proxy]:
     proxy = Proxy(upstream)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": proxy}))
-    server.daemon_threads = True
-    proxy.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
+    with serving(_Handler, proxy=proxy) as port:
+        proxy.address = f"http://127.0.0.1:{port}"
         yield proxy
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def boto(address: str) -> Any:

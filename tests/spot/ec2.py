@@ -7,17 +7,18 @@ token, as EC2 does.
 
 from __future__ import annotations
 
-import http.client
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 from xml.sax.saxutils import escape
+
+from tests.loopback import passed_on, serving
 
 NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 IMAGE = "ami-0123456789abcdef0"
@@ -253,14 +254,9 @@ class _Handler(BaseHTTPRequestHandler):
         return answer_of("DescribeSpotPriceHistory", body)
 
     def _upstream(self, body: bytes) -> tuple[int, bytes, str]:
-        upstream = http.client.HTTPConnection(self.ec2.upstream.removeprefix("http://"), timeout=60)
-        dropped = ("connection", "content-length", "transfer-encoding")
-        headers = {k: v for k, v in self.headers.items() if k.lower() not in dropped}
-        upstream.request(self.command, self.path, body, headers)
-        answer = upstream.getresponse()
-        data = answer.read()
-        upstream.close()
-        return answer.status, data, answer.getheader("Content-Type") or "text/xml"
+        answer = passed_on(self, self.ec2.upstream, body)
+        kind = dict(answer.headers).get("Content-Type") or "text/xml"
+        return answer.status, answer.data, kind
 
     def _send(self, status: int, data: bytes, kind: str) -> None:
         self.send_response(status)
@@ -295,15 +291,6 @@ SCORES = (
 def scripted(upstream: str) -> Iterator[Ec2]:
     """The proxy, running."""
     ec2 = Ec2(upstream)
-    handler = type("Handler", (_Handler,), {"ec2": ec2, "zones": {}})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    ec2.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
+    with serving(_Handler, ec2=ec2, zones={}) as port:
+        ec2.address = f"http://127.0.0.1:{port}"
         yield ec2
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
