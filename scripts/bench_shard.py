@@ -89,7 +89,7 @@ def may_drop_caches() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Wall-clock seconds and the most memory seen, in bytes: anonymous (with shared), and all that was resident."""
+    """Wall-clock seconds; most memory seen, children's counted, in bytes: anonymous (with shared), and all resident."""
 
     seconds: float
     anonymous: int
@@ -105,9 +105,9 @@ def run_measured(arguments: Sequence[str], then: Callable[[], None] | None = Non
     )
     anonymous = resident = 0
     while child.poll() is None:
-        now = memory_of(child.pid)
-        anonymous = max(anonymous, now.get("RssAnon", 0) + now.get("RssShmem", 0))
-        resident = max(resident, now.get("VmHWM", 0))
+        now = [memory_of(pid) for pid in (child.pid, *children_of(child.pid))]
+        anonymous = max(anonymous, sum(m.get("RssAnon", 0) + m.get("RssShmem", 0) for m in now))
+        resident = max(resident, sum(m.get("VmRSS", 0) for m in now))
         time.sleep(POLL_SECONDS)
     out, err = child.communicate()
     if child.returncode:
@@ -115,6 +115,15 @@ def run_measured(arguments: Sequence[str], then: Callable[[], None] | None = Non
     if then is not None:
         then()
     return Ran(time.perf_counter() - started, anonymous, resident, out)
+
+
+def children_of(pid: int) -> list[int]:
+    """The process's own children; none when it is gone."""
+    try:
+        lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:
+        return []
+    return [int(child) for text in lists for child in text.split()]
 
 
 def memory_of(pid: int) -> dict[str, int]:

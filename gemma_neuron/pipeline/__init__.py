@@ -98,11 +98,16 @@ def shard(
 
     `verify`: then put the ranks together again and compare them with the checkpoint, byte for byte.
     """
+    from gemma_neuron.sharding.derived import Frequencies
+
     started = time.monotonic()
+    frequencies = Frequencies().begin()
     prepared = prepare(source_text, request, None, watch)
     show_warnings(prepared.record.warnings, notice)
     with only_worker(prepared):
-        sharded, compared = cut_and_counted(prepared, progress, verify=verify)
+        sharded, compared = cut_and_counted(
+            prepared, progress, verify=verify, frequencies=frequencies
+        )
     record = prepared.port.record
     return PortResult(
         port=prepared.port.path,

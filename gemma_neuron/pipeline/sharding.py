@@ -10,19 +10,24 @@ from gemma_neuron.pipeline.inspecting import account_for_ranks
 from gemma_neuron.pipeline.prepare import Prepared
 
 if TYPE_CHECKING:
+    from gemma_neuron.sharding.derived import Frequencies
     from gemma_neuron.sharding.progress import Progress
     from gemma_neuron.sharding.writer import ShardedCheckpoint
 
 
 def cut_and_counted(
-    prepared: Prepared, progress: Progress | None, *, verify: bool = False
+    prepared: Prepared,
+    progress: Progress | None,
+    *,
+    verify: bool = False,
+    frequencies: Frequencies | None = None,
 ) -> tuple[ShardedCheckpoint, int | None]:
     """The ranks, and with `verify` how many tensors of them equal the checkpoint.
 
     A rank that was committed before and that the accounting refuses is written again; with `verify` nothing is mended:
     the first wrong byte is named instead.
     """
-    sharded = _written(prepared, progress, verify)
+    sharded = _written(prepared, progress, verify, frequencies)
     compared = _verified(prepared, progress) if verify else None
     try:
         account_for_ranks(prepared.port)
@@ -49,18 +54,24 @@ def _withdrawn(prepared: Prepared, sharded: ShardedCheckpoint) -> bool:
     return bool(ranks)
 
 
-def _written(prepared: Prepared, progress: Progress | None, verify: bool) -> ShardedCheckpoint:
+def _written(
+    prepared: Prepared,
+    progress: Progress | None,
+    verify: bool,
+    frequencies: Frequencies | None = None,
+) -> ShardedCheckpoint:
+    from gemma_neuron.sharding.derived import Derived
     from gemma_neuron.sharding.writer import write_ranks
 
     assert prepared.audit.geometry is not None
     return write_ranks(
         prepared.port,
-        prepared.audit.geometry,
         prepared.plan,
         prepared.audit.tensors(),
         prepared.audit.states,
         str(prepared.source),
         progress,
+        derived=Derived(prepared.audit.geometry, frequencies),
         reads_again=verify,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,20 +21,20 @@ from gemma_neuron.sharding.cuts import Cut
 
 SHORT_STRIDE = 16 * 1024
 """Rows up to this many bytes are read whole and picked apart in memory; of longer ones only the run is read. A read
-costs about as much as copying this much."""
-SCRATCH_BYTES = 2 * 1024 * 1024
+of its own costs about as much as copying this much: its call, and the threads' one interpreter lock."""
+SCRATCH_BYTES = 512 * 1024
 
 
 class SourceFiles:
     """Open files by path, each the one it was when its header was read (`states`).
 
-    Every method raises SourceChangedError or EnvironmentProblem (a read error).
+    Every method may be called by several threads, and raises SourceChangedError or EnvironmentProblem (a read error).
     """
 
     def __init__(self, states: Mapping[Path, FileState]) -> None:
         self.states = dict(states)
         self._handles: dict[Path, int] = {}
-        self._scratch = memoryview(anonymous_memory(SCRATCH_BYTES))
+        self._of_thread = threading.local()
         self._open = ExitStack()
         with self._open:
             for path, state in sorted(self.states.items()):
@@ -72,8 +73,11 @@ class SourceFiles:
             done += count
 
     def read_ahead(self, path: Path, offset: int, count: int) -> None:
-        """Have the system begin to fetch what is read soon."""
-        os.posix_fadvise(self._handles[path], offset, count, os.POSIX_FADV_WILLNEED)
+        """Have the system begin to fetch what is read soon, if it is not in memory."""
+        handle = self._handles[path]
+        # Walking over pages that are there costs as much as reading a good part of them, so both ends are asked first.
+        if not (_is_cached(handle, offset) and _is_cached(handle, offset + count - 1)):
+            os.posix_fadvise(handle, offset, count, os.POSIX_FADV_WILLNEED)
 
     def read_cut(self, path: Path, cut: Cut, position: int, view: memoryview) -> None:
         """Fill `view` with the cut's bytes from its byte `position` on, as if its runs were one text."""
@@ -87,27 +91,50 @@ class SourceFiles:
             elif cut.stride <= SHORT_STRIDE:
                 count = self._pick(path, cut, index, rows, view)
             else:
-                for row in range(rows):
-                    piece = view[row * cut.run : (row + 1) * cut.run]
-                    self.read_into(path, piece, start + row * cut.stride)
-                count = rows * cut.run
+                count = self._read_runs(path, cut, start, rows, view)
             view, position = view[count:], position + count
+
+    def _read_runs(self, path: Path, cut: Cut, start: int, rows: int, view: memoryview) -> int:
+        """Each of `rows` runs by a read of its own, the first at `start`; bytes filled."""
+        handle, run, last = self._handles[path], cut.run, rows * cut.run
+        for first in range(0, last, run):
+            piece = view[first : first + run]
+            if os.preadv(handle, [piece], start) != run:
+                self.read_into(path, piece, start)
+            start += cut.stride
+        return last
 
     def _pick(self, path: Path, cut: Cut, index: int, rows: int, view: memoryview) -> int:
         """Runs `index` and after out of whole rows, as many as the scratch memory takes; bytes filled."""
         rows = min(rows, SCRATCH_BYTES // cut.stride)
         span = (rows - 1) * cut.stride + cut.run
-        self.read_into(path, self._scratch[:span], cut.start + index * cut.stride)
-        held = np.frombuffer(self._scratch, np.uint8)
+        scratch = self._scratch()
+        self.read_into(path, scratch[:span], cut.start + index * cut.stride)
+        held = np.frombuffer(scratch, np.uint8)
         runs = np.lib.stride_tricks.as_strided(held, (rows, cut.run), (cut.stride, 1))
         count = rows * cut.run
         np.copyto(np.frombuffer(view[:count], np.uint8).reshape(rows, cut.run), runs)
         return count
 
+    def _scratch(self) -> memoryview:
+        """`SCRATCH_BYTES` of the calling thread's own."""
+        held: memoryview | None = getattr(self._of_thread, "scratch", None)
+        if held is None:
+            held = self._of_thread.scratch = memoryview(anonymous_memory(SCRATCH_BYTES))
+        return held
+
 
 def anonymous_memory(count: int) -> mmap.mmap:
     """Page-aligned memory of this process alone, as unbuffered writing needs it."""
     return mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _is_cached(handle: int, offset: int) -> bool:
+    """Whether the byte at `offset` is in the page cache; False where the file system cannot tell."""
+    try:
+        return os.preadv(handle, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except OSError:
+        return False
 
 
 def _unreadable(path: Path | str, offset: int, error: OSError) -> EnvironmentProblem:

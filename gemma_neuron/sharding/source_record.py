@@ -19,6 +19,7 @@ from gemma_neuron.artifacts import CHUNK_BYTES, write_json_atomic
 from gemma_neuron.errors import IntegrityError, PortMismatchError
 from gemma_neuron.port import Port
 from gemma_neuron.sharding.cuts import TensorSource
+from gemma_neuron.sharding.outlet import HOT_BYTES
 from gemma_neuron.sharding.source_files import SourceFiles, anonymous_memory
 from gemma_neuron.source_entries import (
     FILE_HEADER,
@@ -146,16 +147,17 @@ class SourceDigests:
         """What the file's tensors can be checked against without it, in one pass over it."""
         size, spans = self.files.states[path].bytes, sorted(self.tensors[path])
         header = self._header(path, spans)
-        hashed = [] if header else [(*span[:2], blake3(max_threads=blake3.AUTO)) for span in spans]
-        whole = blake3(max_threads=blake3.AUTO)
-        room = memoryview(anonymous_memory(CHUNK_BYTES))
+        hashed = [] if header else [(*span[:2], blake3()) for span in spans]
+        whole = blake3()
+        room = memoryview(anonymous_memory(HOT_BYTES))
         first = 0
-        for offset in range(0, size, CHUNK_BYTES):
+        for offset in range(0, size, HOT_BYTES):
             if self._stopped.is_set():
                 break
-            piece = room[: min(CHUNK_BYTES, size - offset)]
+            piece = room[: min(HOT_BYTES, size - offset)]
             self.files.read_into(path, piece, offset)
-            self.files.read_ahead(path, offset + CHUNK_BYTES, CHUNK_BYTES)
+            if not offset % CHUNK_BYTES:
+                self.files.read_ahead(path, offset + CHUNK_BYTES, CHUNK_BYTES)
             whole.update(piece)
             while first < len(hashed) and hashed[first][1] <= offset:
                 first += 1

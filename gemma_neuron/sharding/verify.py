@@ -16,9 +16,9 @@ from gemma_neuron.port import Port
 from gemma_neuron.reassembly import Bytes, Difference, TensorFile, Whole, wholes
 from gemma_neuron.regular_files import FileState
 from gemma_neuron.sharding.cuts import TensorSource
+from gemma_neuron.sharding.derived import Derived
 from gemma_neuron.sharding.progress import Progress
 from gemma_neuron.sharding.source_files import SourceFiles
-from gemma_neuron.sharding.writer import derived_bytes
 
 SHOWN = 3
 
@@ -37,13 +37,14 @@ def verify_ranks(
     differing byte, and what SourceFiles raises.
     """
     found: list[Difference] = []
+    derived = Derived(geometry)
     with ExitStack() as stack:
         files = stack.enter_context(SourceFiles(states))
         ranks = [stack.enter_context(TensorFile(port.rank_file(rank))) for rank in range(plan.tp)]
         if progress is not None:
             progress.begin("verify", sum(t.bytes for r in ranks for t in r.tensors.values()))
         for parameter in plan.parameters:
-            wanted = _Wanted(files, parameter, sources.get(parameter.name), geometry, progress)
+            wanted = _Wanted(files, parameter, sources.get(parameter.name), derived, progress)
             differences = (wanted.compared_with(w) for w in wholes(parameter, ranks, plan.tp))
             found += [difference for difference in differences if difference is not None]
         files.require_unchanged()
@@ -65,13 +66,13 @@ class _Wanted:
     files: SourceFiles
     parameter: PlannedParameter
     source: TensorSource | None
-    geometry: ModelGeometry
+    derived: Derived
     progress: Progress | None
 
     def compared_with(self, whole: Whole) -> Difference | None:
         if self.source is not None:
             return whole.first_difference(self._of_checkpoint)
-        data = derived_bytes(self.parameter, self.geometry, whole.ranks[0])
+        data = self.derived.bytes(self.parameter, whole.ranks[0])
         derived = np.frombuffer(data, np.uint8)
         return whole.first_difference(lambda offset, count: derived[offset : offset + count])
 

@@ -19,12 +19,12 @@ from gemma_neuron.artifacts import (
     writing_failed,
 )
 from gemma_neuron.errors import DiskFullError
-from gemma_neuron.geometry import ModelGeometry
-from gemma_neuron.plan import PlannedParameter, ShardPlan
+from gemma_neuron.plan import ShardPlan
 from gemma_neuron.port import Port
 from gemma_neuron.regular_files import FileState
 from gemma_neuron.sharding.committed_ranks import missing_ranks, withdraw_other_cuts
 from gemma_neuron.sharding.cuts import Cut, TensorSource, cut_of
+from gemma_neuron.sharding.derived import Derived
 from gemma_neuron.sharding.outlet import Outlet, Pieces
 from gemma_neuron.sharding.progress import Progress
 from gemma_neuron.sharding.rank_layout import (
@@ -50,13 +50,13 @@ class ShardedCheckpoint:
 
 def write_ranks(
     port: Port,
-    geometry: ModelGeometry,
     plan: ShardPlan,
     sources: Mapping[str, TensorSource],
     states: Mapping[Path, FileState],
     seen_at: str,
     progress: Progress | None = None,
     *,
+    derived: Derived,
     reads_again: bool = False,
 ) -> ShardedCheckpoint:
     """Write every rank that is not committed, and `source.json`; `seen_at` says where the source lies.
@@ -83,7 +83,7 @@ def write_ranks(
             digests.begin()
         if missing:
             _require_room(port.weights_folder, file_bytes(tensors, 0, plan.tp) * len(missing))
-            cutter = _Cutter(port, geometry, plan, tensors, files, digests, progress)
+            cutter = _Cutter(port, plan, tensors, derived, files, digests, progress)
             cutter.write(missing)
         digests.finish()
     total = sum(port.rank_file(rank).stat().st_size for rank in range(plan.tp))
@@ -103,9 +103,9 @@ def _require_room(folder: Path, needed: int) -> None:
 @dataclass(frozen=True, slots=True)
 class _Cutter:
     port: Port
-    geometry: ModelGeometry
     plan: ShardPlan
     tensors: Sequence[RankTensor]
+    derived: Derived
     files: SourceFiles
     digests: SourceDigests
     progress: Progress | None
@@ -148,7 +148,7 @@ class _Cutter:
         before = 0
         for tensor in self.tensors:
             if tensor.source is None:
-                self._put(outlet, derived_bytes(tensor.parameter, self.geometry, rank), rank)
+                self._put(outlet, self.derived.bytes(tensor.parameter, rank), rank)
                 continue
             cut = cut_of(tensor.source, tensor.parameter.placement, rank, self.plan.tp)
             assert cut.bytes == tensor.bytes, tensor.parameter.name
@@ -177,16 +177,3 @@ class _Cutter:
         if self.progress is not None:
             self.progress(count, rank)
         return count
-
-
-def derived_bytes(parameter: PlannedParameter, geometry: ModelGeometry, rank: int) -> bytes:
-    """A derived tensor's bytes: the rank's number, or a layer kind's rotary frequencies."""
-    from gemma_neuron.models.rotary import inverse_frequencies
-
-    if parameter.placement.kind == "rank":
-        return rank.to_bytes(4, "little")
-    kind = parameter.name.split(".")[1]
-    assert kind in ("sliding", "global"), parameter.name
-    layer = geometry.layer_of_kind("sliding" if kind == "sliding" else "global")
-    assert layer is not None
-    return inverse_frequencies(geometry.rope[layer.kind], layer.head_dim).numpy().tobytes()

@@ -16,6 +16,7 @@ from gemma_neuron.errors import SourceChangedError
 from gemma_neuron.pipeline import CompileRequest
 from gemma_neuron.pipeline.prepare import prepare
 from gemma_neuron.pipeline.sources import UNWATCHED, examined, open_any
+from gemma_neuron.sharding.derived import Derived
 from gemma_neuron.sharding.writer import write_ranks
 from tests.sharding.shards import WhenRank, cut, write_family
 from tests.tiny import read_safetensors, write_safetensors
@@ -99,7 +100,10 @@ def test_a_source_that_changes_between_audit_and_cut(
     assert geometry is not None
     change(source / WEIGHTS)
     with pytest.raises(SourceChangedError, match=words) as caught:
-        write_ranks(prepared.port, geometry, prepared.plan, audit.tensors(), audit.states, "", None)
+        derived = Derived(geometry)
+        write_ranks(
+            prepared.port, prepared.plan, audit.tensors(), audit.states, "", derived=derived
+        )
     assert caught.value.exit_code == 3
 
 
