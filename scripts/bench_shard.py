@@ -23,6 +23,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from gemma_neuron.elastic.memory import tree  # noqa: E402
+
 BAR = 1.3
 INSPECT_BAR_SECONDS = 2.0
 MEMORY_BAR_BYTES = 2**30
@@ -105,7 +107,7 @@ def run_measured(arguments: Sequence[str], then: Callable[[], None] | None = Non
     )
     anonymous = resident = 0
     while child.poll() is None:
-        now = [memory_of(pid) for pid in (child.pid, *children_of(child.pid))]
+        now = [memory_of(pid) for pid in tree([child.pid])]
         anonymous = max(anonymous, sum(m.get("RssAnon", 0) + m.get("RssShmem", 0) for m in now))
         resident = max(resident, sum(m.get("VmRSS", 0) for m in now))
         time.sleep(POLL_SECONDS)
@@ -115,15 +117,6 @@ def run_measured(arguments: Sequence[str], then: Callable[[], None] | None = Non
     if then is not None:
         then()
     return Ran(time.perf_counter() - started, anonymous, resident, out)
-
-
-def children_of(pid: int) -> list[int]:
-    """The process's own children; none when it is gone."""
-    try:
-        lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    except OSError:
-        return []
-    return [int(child) for text in lists for child in text.split()]
 
 
 def memory_of(pid: int) -> dict[str, int]:
@@ -157,11 +150,13 @@ class Bench:
             return
         inputs = self._random_ranks() if what == "copy" else sorted(self.source.iterdir())
         os.sync()
+        if (
+            may_drop_caches()
+        ):  # warm too: what else is cached would push the inputs out while the outputs are written
+            DROP_CACHES.write_text("1\n")
         if cache == "warm":
             for path in inputs:
                 read_through(path)
-        else:
-            DROP_CACHES.write_text("1\n")
         ran = {"copy": self._copy, "shard": self._shard, "usual": self._usual}.get(
             what, self._inspect
         )()

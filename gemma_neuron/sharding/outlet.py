@@ -17,12 +17,9 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from gemma_neuron.sharding.piece_sizes import HOT_BYTES, PIECE_BYTES, PIECES
 from gemma_neuron.sharding.source_files import anonymous_memory
 
-PIECES = 16
-PIECE_BYTES = 2 * 1024 * 1024
-HOT_BYTES = 512 * 1024
-"""What is filled, then hashed, at a time: half of the smallest second-level cache of today's server cores."""
 WRITERS = 4
 """Writes under way at once. A fast disk does several at a time; a thread that waits for one costs nothing."""
 BLOCK_BYTES = 4096

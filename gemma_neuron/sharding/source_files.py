@@ -18,11 +18,11 @@ import numpy as np
 from gemma_neuron.errors import EnvironmentProblem
 from gemma_neuron.regular_files import VANISHED, FileState, changed, require_same, still_opened
 from gemma_neuron.sharding.cuts import Cut
+from gemma_neuron.sharding.piece_sizes import SCRATCH_BYTES
 
 SHORT_STRIDE = 16 * 1024
 """Rows up to this many bytes are read whole and picked apart in memory; of longer ones only the run is read. A read
 of its own costs about as much as copying this much: its call, and the threads' one interpreter lock."""
-SCRATCH_BYTES = 512 * 1024
 
 
 class SourceFiles:

@@ -19,7 +19,7 @@ from gemma_neuron.artifacts import CHUNK_BYTES, write_json_atomic
 from gemma_neuron.errors import IntegrityError, PortMismatchError
 from gemma_neuron.port import Port
 from gemma_neuron.sharding.cuts import TensorSource
-from gemma_neuron.sharding.outlet import HOT_BYTES
+from gemma_neuron.sharding.piece_sizes import HOT_BYTES
 from gemma_neuron.sharding.source_files import SourceFiles, anonymous_memory
 from gemma_neuron.source_entries import (
     FILE_HEADER,
