@@ -56,7 +56,7 @@ def test_orig_05_the_two_usual_ways_take_what_was_seen() -> None:
 
 
 def test_streaming_takes_what_is_predicted(tmp_path: Path) -> None:
-    """A real `shard` of 200 MB: with its child, it neither follows the model nor passes the prediction (anonymous memory)."""
+    """A real `shard` of 200 MB and its child: their anonymous memory follows no model and stays as predicted."""
     source = write_tiny_gemma4(tmp_path / "source", layers=2)
     config = gemma4_config(2, hidden_size=2048, intermediate_size=8192)
     write_json(source / "config.json", config)
