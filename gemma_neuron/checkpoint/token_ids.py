@@ -29,17 +29,27 @@ class TokenFiles:
 
     def declared(self, key: str) -> list[tuple[str, set[int]]]:
         """(file, ids) of each file that names `key` (bos, eos, pad)."""
-        text = self.config.get("text_config")
-        holders = (
-            ("config.json", self.config),
-            ("config.json's text_config", text if isinstance(text, dict) else {}),
-            (GENERATION_NAME, self.generation),
-        )
-        found = [(name, as_ids(holder.get(f"{key}_token_id"))) for name, holder in holders]
+        found = [(name, as_ids(holder.get(f"{key}_token_id"))) for name, holder in self._holders()]
         piece = self.special_piece(key)
         if piece in self.ids:
             found.append((TOKENIZER_CONFIG_NAME, {self.ids[piece]}))
         return [(name, ids) for name, ids in found if ids]
+
+    def no_ids(self, key: str) -> Iterator[tuple[str, object]]:
+        """(file, value) where a file gives `key` something that is neither an id, nor a list of ids, nor null."""
+        for name, holder in self._holders():
+            value = holder.get(f"{key}_token_id")
+            several = value if isinstance(value, list) else [value]
+            if value is not None and len(as_ids(value)) < len(set(map(repr, several))):
+                yield name, value
+
+    def _holders(self) -> tuple[tuple[str, dict[str, Any]], ...]:
+        text = self.config.get("text_config")
+        return (
+            ("config.json", self.config),
+            ("config.json's text_config", text if isinstance(text, dict) else {}),
+            (GENERATION_NAME, self.generation),
+        )
 
     def special_piece(self, key: str) -> str:
         """A special token's text in tokenizer_config.json, written plain or as an object; or empty."""
@@ -59,6 +69,7 @@ class TokenFiles:
 def contradictions(files: TokenFiles, vocab: int, turn_ends: set[int]) -> Iterator[Finding]:
     """Every disagreement about bos, eos and pad, and every id past the vocabulary."""
     for key in ("bos", "eos", "pad"):
+        yield from _no_ids(files, key)
         yield from _outside(files, key, vocab)
         yield from _unknown_piece(files, key)
     yield from _unequal(files, "bos", "error")
@@ -74,6 +85,14 @@ def _contradiction(severity: Severity, message: str, file: str) -> Finding:
         message=message,
         file=file.partition("'")[0],
     )
+
+
+def _no_ids(files: TokenFiles, key: str) -> Iterator[Finding]:
+    for file, value in files.no_ids(key):
+        shown = repr(value)[:60]
+        yield _contradiction(
+            "error", f"{file} gives {key}_token_id {shown}, which is no token id.", file
+        )
 
 
 def _outside(files: TokenFiles, key: str, vocab: int) -> Iterator[Finding]:

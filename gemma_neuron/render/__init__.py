@@ -29,14 +29,23 @@ def safe(text: object) -> str:
 
 def emit_json(fields: dict[str, Any]) -> None:
     """The one JSON document of a command, on stdout."""
-    sys.stdout.write(json.dumps({"schema": SCHEMA_VERSION, **fields}, indent=1) + "\n")
-    sys.stdout.flush()
+    _to_stdout([json.dumps({"schema": SCHEMA_VERSION, **fields}, indent=1)])
 
 
 def emit_lines(lines: Iterable[str]) -> None:
-    for line in lines:
-        sys.stdout.write(safe(line) + "\n")
-    sys.stdout.flush()
+    _to_stdout(safe(line) for line in lines)
+
+
+def _to_stdout(lines: Iterable[str]) -> None:
+    """Raises OSError that names standard output; BrokenPipeError, the reader's own choice, as it is."""
+    try:
+        for line in lines:
+            sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "Standard output") from error
 
 
 def notice(line: str) -> None:

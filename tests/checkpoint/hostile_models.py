@@ -149,6 +149,8 @@ MODELS: dict[str, Hostile] = {
     "template that drops the words": Hostile(text(TEMPLATE, "<|turn>model\n"), "template-unsafe", TEMPLATE),
     "template of Gemma 3": Hostile(text(TEMPLATE, GEMMA3_TEMPLATE), "token-id-contradiction", TEMPLATE),
     "eos past the table": Hostile(json_of(GENERATION, eos_token_id=[1, 9999]), "token-id-contradiction", GENERATION),
+    "eos that is no number": Hostile(
+        json_of(GENERATION, eos_token_id=["106", 1]), "token-id-contradiction", GENERATION),
     "bos that differs": Hostile(json_of(GENERATION, bos_token_id=1), "token-id-contradiction", GENERATION),
     "eos piece that is none": Hostile(
         json_of(TOKENIZER_CONFIG, eos_token="</s>"), "token-id-contradiction", TOKENIZER_CONFIG),

@@ -67,8 +67,8 @@ def test_a_small_file_whose_name_no_port_can_carry(
     ("line", "code", "wanted"),
     [
         ("inspect {source} >&-", 8, "Standard output is closed"),
-        ("inspect {source} --json >/dev/full", 8, "No space left"),
-        ("plan {source} --tp 2 --json >/dev/full", 8, "No space left"),
+        ("inspect {source} --json >/dev/full", 8, "Standard output: No space left"),
+        ("plan {source} --tp 2 --json >/dev/full", 8, "Standard output: No space left"),
         ("plan {source} --tp 2 2>&- >/dev/null", 0, ""),
         ("inspect {source} --tensors | true; exit ${{PIPESTATUS[0]}}", None, ""),
     ],
