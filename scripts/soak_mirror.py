@@ -6,6 +6,7 @@ commits, the first wakes; nothing of the second's may change.
 proxy: a port is pushed and pulled through a proxy that cuts, delays, shortens, flips and refuses; it comes back whole.
 story: a compile with its mirror behind that proxy gets SIGTERM at a random moment, its folder is deleted, the same
 command in an empty folder ends it; units built over all lives are the units of the plan.
+restart: the same story before a store on disk (rclone's) that is killed and started again all the while.
 
 Started again, the script goes on until the cases are complete over all its starts.
 """
@@ -24,22 +25,26 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.sources.processes import Commands
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 BUCKET = "soak"
 STALE_SECONDS = 4.0
-UNITS = 3
-MOST_LIVES = 6
+MOST_TRIES = 6
+COUNTS = {"start": 100, "sleeper": 20, "proxy": 20, "story": 20, "restart": 20}
+"""Cases of each kind, unless told otherwise."""
 
 
 def main() -> int:
     if sys.argv[1:2] == ["worker"]:
         return worker()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, count in (("start", 100), ("sleeper", 20), ("proxy", 20), ("story", 20)):
+    for name, count in COUNTS.items():
         parser.add_argument(f"--{name}", type=int, default=count, help="cases, over all runs")
     parser.add_argument("--share", type=float, default=0.1, help="of requests that meet a fault")
     parser.add_argument("--minutes", type=float, help="stop beginning cases after so many")
@@ -47,7 +52,13 @@ def main() -> int:
     asked = parser.parse_args()
     end = time.monotonic() + 60 * asked.minutes if asked.minutes else float("inf")
     done = {line["case"] for line in read(asked.results)}
-    cases = {"start": start, "sleeper": sleeper, "proxy": proxied_port, "story": story}
+    cases = {
+        "start": start,
+        "sleeper": sleeper,
+        "proxy": proxied_port,
+        "story": story,
+        "restart": restart,
+    }
     planned = [(f"{kind} {n}", kind) for kind in cases for n in range(getattr(asked, kind))]
     with tempfile.TemporaryDirectory() as folder, Bench(Path(folder), asked.share) as bench:
         for case, kind in planned:
@@ -90,6 +101,11 @@ class Bench:
         for one in self.workers:
             one.close()
         self._server.__exit__(None, None, None)
+
+    def commands(self) -> Commands:
+        from tests.sources.processes import Commands
+
+        return Commands(self.environment)
 
     def source(self) -> Path:
         from tests.pipeline.conftest import tiny_source
@@ -246,7 +262,7 @@ def proxied_port(bench: Bench, case: str) -> dict[str, Any]:
         commands = Commands(bench.environment | {"AWS_ENDPOINT_URL_S3": proxy.address})
         for verb, folder in (("push", port), ("pull", pulled)):
             code = 1
-            while code != 0 and tries[verb] < MOST_LIVES:
+            while code != 0 and tries[verb] < MOST_TRIES:
                 tries[verb] += 1
                 found = commands.run("mirror", verb, folder, uri)
                 code = found.returncode
@@ -282,35 +298,18 @@ def _end(found: subprocess.CompletedProcess[str]) -> str:
 
 
 def story(bench: Bench, case: str) -> dict[str, Any]:
-    from gemma_neuron.port import Port
-    from tests.pipeline.test_mirrored_compile import arguments
-    from tests.sources.bad_proxy import bad_proxy
-    from tests.sources.processes import Commands
+    from scripts import mirror_stories
 
-    chance, uri = random.Random(case), f"s3://{BUCKET}/{case.replace(' ', '-')}"
-    built: list[str] = []
-    lives = 0
-    with bad_proxy(bench.address, bench.share, case) as proxy:
-        commands = Commands(bench.environment | {"AWS_ENDPOINT_URL_S3": proxy.address})
-        while lives < MOST_LIVES:
-            lives += 1
-            out = bench.folder / f"{case}-{lives}"
-            process = commands.start(*arguments(bench.source(), out), "--mirror", uri)
-            if lives == 1:  # one notice a story, at any moment
-                time.sleep(chance.uniform(3.0, 40.0))
-                process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=900)
-            assert process.returncode in (0, 75) and "Traceback" not in said, said
-            lines = Port(out).ledger() if (out / "port.json").is_file() else []
-            now = [line["unit"] for line in lines if line["outcome"] == "built"]
-            # the ledger travels: what this life built is what the last one's did not have
-            built += now[len(built) :]
-            if process.returncode == 0:
-                break
-            shutil.rmtree(out, ignore_errors=True)
-    good = process.returncode == 0 and len(built) == len(set(built)) == UNITS
-    fields = {"requests": proxy.requests, "faults": dict(proxy.met), "lives": lives}
-    return {**fields, "built": built, "outcome": "ok" if good else f"exit {process.returncode}"}
+    commands = bench.commands()
+    return mirror_stories.story(
+        bench.source(), bench.folder, bench.address, commands, case, bench.share
+    )
+
+
+def restart(bench: Bench, case: str) -> dict[str, Any]:
+    from scripts import mirror_stories
+
+    return mirror_stories.restart(bench.source(), bench.folder, bench.commands(), case)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
