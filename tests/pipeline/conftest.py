@@ -32,13 +32,14 @@ def compile_tiny(source: Path, out: Path, notes: list[str], **changes: Any) -> P
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_source(tmp_path_factory.mktemp("source") / "tiny")
+    return tiny_source(tmp_path_factory.mktemp("source") / "a source")
 
 
 @pytest.fixture(scope="session")
 def port(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A compiled port that tests read; those that change one copy it."""
-    out = tmp_path_factory.mktemp("ports") / "port"
+    """A compiled port that tests read; those that change one copy it. Its name is one that people give a folder, and
+    that a compiler's command line has to survive."""
+    out = tmp_path_factory.mktemp("ports") / "it's a port"
     result = compile_tiny(source, out, [])
     assert (result.built, result.reused) == (3, 0)
     return out

@@ -25,6 +25,7 @@ import torch
 
 from gemma_neuron.artifacts import digest_bytes, digest_json, sync_folder
 from gemma_neuron.backends.base import BuiltUnit, CompileSpec, UnitSpec
+from gemma_neuron.backends.cpu.plain import is_plain, plainly_named
 from gemma_neuron.backends.cpu.ranks import AllRanks, rank_axes, stacked_shape
 from gemma_neuron.backends.cpu.toolchain import compiles_vector_code, host_key
 from gemma_neuron.backends.tensors import TORCH_DTYPES, example_inputs, flat, weight_dtype
@@ -46,12 +47,14 @@ def host_flags() -> dict[str, Any]:
     """What speeds up compiling here and changes nothing in the result: no part of a unit's key.
 
     torch names a precompiled header by a digest that it asks the program `openssl` for, and breaks where there is
-    none; compiling then reads the headers each time. It also builds a program against its own headers for each
+    none, or where the folder for temporary files, in which it lies, has no plain name (see `plain`); compiling then
+    reads the headers each time. It also builds a program against its own headers for each
     vector instruction set, in each process, which takes as long as a small graph's code: one small program tells
     the same of a released torch. Where that one does not build, torch looks for itself (None).
     """
     return {
-        "aot_inductor.precompile_headers": shutil.which("openssl") is not None,
+        "aot_inductor.precompile_headers": shutil.which("openssl") is not None
+        and is_plain(tempfile.gettempdir()),
         "cpp.vec_isa_ok": True if compiles_vector_code() else None,
     }
 
@@ -140,8 +143,12 @@ def compile_traced(traced: Traced, folder: Path) -> BuiltUnit:
 
     package, log = folder / PACKAGE_NAME, folder / LOG_NAME
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=folder, prefix="work-") as work, _quiet():
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = work
+    with (
+        tempfile.TemporaryDirectory(dir=folder, prefix="work-") as work,
+        plainly_named(Path(work)) as named,
+        _quiet(),
+    ):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = named
         try:
             aoti_compile_and_package(
                 traced.program,
