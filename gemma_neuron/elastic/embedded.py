@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -23,9 +24,12 @@ from gemma_neuron.elastic.engine import START_SECONDS, Outcome, WorkerHandle, Wo
 from gemma_neuron.elastic.faults import ReplicaDownError, WorkerDied, WorkerHung
 
 REAP_SECONDS = 5.0
+GOODBYE_SECONDS = 2.0
+"""What a worker without work has to end by itself, in milliseconds unless the machine is very busy."""
 POLL_SECONDS = 0.25
 """How often heartbeats are looked at while nothing else happens."""
 EMBEDDED_LIMIT = 1024
+WARNINGS = "PYTHONWARNINGS"
 
 
 @dataclass(slots=True)
@@ -67,6 +71,7 @@ class EmbeddedEngine:
     ) -> None:
         self.limit, self.regrow_seconds = limit, regrow_seconds
         self._free_from: list[float] = []
+        _quiet_tracker()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(preload))
         self._workers: dict[WorkerHandle, _Worker] = {}
@@ -91,7 +96,7 @@ class EmbeddedEngine:
         self._tell_guard(f"+{handle.pid}")
         outcome = self.wait([handle], START_SECONDS + POLL_SECONDS)
         if not outcome or outcome[0].fault is not None:
-            self.kill(handle)
+            self._end(handle)
             raise (outcome[0].fault if outcome else None) or _hung(handle, worker)
         worker.deadline, worker.doing = spec.deadline, "idle"
         return handle
@@ -138,7 +143,7 @@ class EmbeddedEngine:
             return Outcome(handle, fault=self._died(handle, worker))
         if worker.silent() > worker.deadline:
             fault = _hung(handle, worker)
-            self.kill(handle)
+            self._end(handle)
             return Outcome(handle, fault=fault)
         return None
 
@@ -146,7 +151,7 @@ class EmbeddedEngine:
         """A worker whose pipe is closed: ended, or about to; with it goes all it started."""
         worker.process.join(REAP_SECONDS)
         code = worker.process.exitcode
-        self.kill(handle)
+        self._end(handle)
         code = worker.process.exitcode if code is None else code
         assert code is not None
         return WorkerDied(rank=handle.spec.rank, pid=handle.pid, code=code, doing=worker.doing)
@@ -156,7 +161,15 @@ class EmbeddedEngine:
         return handle in self._workers and self._workers[handle].busy
 
     def kill(self, handle: WorkerHandle) -> None:
-        """See `Engine.kill`: the whole session, compilers it started included."""
+        """See `Engine.kill`. One that has nothing to do may first put away what its libraries hold."""
+        worker = self._workers.get(handle)
+        if worker is not None and not worker.busy:
+            worker.calls.close()
+            worker.process.join(GOODBYE_SECONDS)
+        self._end(handle)
+
+    def _end(self, handle: WorkerHandle) -> None:
+        """At once, and the whole session, compilers it started included."""
         worker = self._workers.pop(handle, None)
         if worker is None:
             return
@@ -196,6 +209,23 @@ class EmbeddedEngine:
             process.join(REAP_SECONDS)
             self._guard = None
         atexit.unregister(self.close)
+
+
+def _quiet_tracker() -> None:
+    """Start Python's resource tracker such that it says nothing of semaphores that killed workers left.
+
+    It removes them at this process's end, which is all there is to do; its warning would be for this process's user,
+    who did not make them.
+    """
+    before = os.environ.get(WARNINGS)
+    os.environ[WARNINGS] = ",".join(filter(None, [before, "ignore:resource_tracker:UserWarning"]))
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        if before is None:
+            del os.environ[WARNINGS]
+        else:
+            os.environ[WARNINGS] = before
 
 
 def _hung(handle: WorkerHandle, worker: _Worker) -> WorkerHung:

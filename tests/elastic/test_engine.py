@@ -171,6 +171,36 @@ def test_nothing_outlives_a_killed_controller(tmp_path: Path) -> None:
     assert all(gone(pid, killed + ORPHAN_BOUND - time.monotonic()) for pid in pids)
 
 
+HOLDING = """
+import os, signal
+from gemma_neuron.elastic.embedded import EmbeddedEngine
+from gemma_neuron.elastic.engine import WorkerSpec
+from tests.elastic import work
+if __name__ == "__main__":
+    engine = EmbeddedEngine(preload=["tests.elastic.work"])
+    workers = [engine.spawn(WorkerSpec(rank=i, name="w")) for i in range(3)]
+    for worker in workers:
+        engine.call(worker, work.hold_semaphore)
+        assert engine.wait([worker], 30)[0].fault is None
+    os.kill(workers[0].pid, signal.SIGKILL)
+    engine.call(workers[1], work.sleep, 60.0)
+    for worker in workers[1:]:
+        engine.kill(worker)
+    engine.close()
+"""
+
+
+def test_locks_of_workers_are_put_away_without_a_word(tmp_path: Path) -> None:
+    """Of one that was killed, one that is ended in a call, one that had answered."""
+    script = tmp_path / "holding.py"
+    script.write_text(HOLDING)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, env=environment, text=True, check=True
+    )
+    assert ended.stderr == ""
+
+
 def test_survivors_leave_a_broken_collective_at_once(engine: Engine, tmp_path: Path) -> None:
     handles = [worker(engine, rank) for rank in range(3)]
     for generation in range(3):
