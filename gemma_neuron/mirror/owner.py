@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
@@ -23,6 +24,8 @@ OWNER_KEY = "owner.json"
 STALE_SECONDS = 60.0
 """Age at which an owner that did not renew may be taken over."""
 RENEW_SECONDS = 10.0
+RELEASE_SECONDS = 15.0
+"""What giving the lease back may take: boto3's own tries at a store that refuses take about ten."""
 SAFETY_SECONDS = 10.0
 """An owner stops this long before it may be taken over: a request under way must not outlive its right."""
 
@@ -70,11 +73,18 @@ class Owner:
             raise self._lost
 
     def release(self) -> None:
-        """Say that this process writes no more, so that the next need not wait."""
+        """Say that this process writes no more, so that the next need not wait. Where the store is away or does not
+        answer in RELEASE_SECONDS, the next waits until the lease is stale."""
         self._stop.set()
+        ending = threading.Thread(target=self._give_back, name="mirror-release", daemon=True)
+        ending.start()
+        ending.join(RELEASE_SECONDS)
+
+    def _give_back(self) -> None:
         self._thread.join()
         if self._lost is None:
-            self._write(self.record.model_copy(update={"released": True}))
+            with suppress(GemmaNeuronError, OSError):
+                self._write(self.record.model_copy(update={"released": True}))
 
     def _beat(self) -> None:
         while not self._stop.wait(min(RENEW_SECONDS, self._stale / 6)):

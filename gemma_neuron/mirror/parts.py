@@ -11,10 +11,9 @@ import contextlib
 import hashlib
 import os
 import re
-import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock, Thread, get_native_id
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -74,29 +73,57 @@ class _Upload:
     ) -> None:
         self.store, self.key, self.path, self.size = store, key, path, size
         self.progress, self.check = progress, check
-        self.step, self.lock = part_bytes(size), threading.Lock()
+        self.step, self.lock = part_bytes(size), Lock()
         self.numbers = range(1, -(-size // self.step) + 1)
 
     def run(self) -> None:
         upload, have = self._begun()
         handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            with ThreadPoolExecutor(WORKERS, initializer=step_back) as pool:
-                waiting = [
-                    pool.submit(self._part, handle, upload, number, have.get(number))
-                    for number in self.numbers
-                ]
-                try:
-                    parts = [future.result() for future in waiting]
-                except BaseException:
-                    pool.shutdown(wait=True, cancel_futures=True)
-                    raise
+            parts = self._sent(handle, upload, have)
         finally:
             os.close(handle)
         self.check()
         self.store.client.complete_multipart_upload(
             **self.store.at(self.key), UploadId=upload, MultipartUpload={"Parts": parts}
         )
+
+    def _sent(
+        self, handle: int, upload: str, have: dict[int, dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """All parts, WORKERS at once. The threads are daemons, which an executor's are not: one that waits for a store
+        that does not answer keeps no process from ending."""
+        waiting, parts, failed = (
+            iter(self.numbers),
+            dict[int, dict[str, Any]](),
+            list[BaseException](),
+        )
+
+        def work() -> None:
+            step_back()
+            try:
+                while not failed:
+                    with self.lock:
+                        number = next(waiting, None)
+                    if number is None:
+                        return
+                    parts[number] = self._part(handle, upload, number, have.get(number))
+            except BaseException as error:
+                failed.append(error)
+
+        count = min(WORKERS, len(self.numbers))
+        threads = [Thread(target=work, name="mirror-part", daemon=True) for _ in range(count)]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        except BaseException as error:
+            failed.append(error)  # the others begin no further part
+            raise
+        if failed:
+            raise failed[0]
+        return [parts[number] for number in self.numbers]
 
     def _begun(self) -> tuple[str, dict[int, dict[str, Any]]]:
         """The upload with most parts of this content, and its parts; others of it are aborted."""
@@ -147,6 +174,7 @@ class _Upload:
         if have is None or have["Size"] != length or not _is_of(have["ETag"], data):
             for attempt in retrying(worth_retrying):
                 with attempt:
+                    self.check()
                     have = self.store.client.upload_part(
                         **self.store.at(self.key), UploadId=upload, PartNumber=number, Body=data
                     )
@@ -167,4 +195,4 @@ def _is_of(etag: str, data: bytes) -> bool:
 def step_back() -> None:
     """This thread yields to the compiler (Linux has a niceness per thread)."""
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        os.setpriority(os.PRIO_PROCESS, get_native_id(), 10)

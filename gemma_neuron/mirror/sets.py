@@ -7,15 +7,13 @@ those beyond `keep` are dropped, marker first.
 
 from __future__ import annotations
 
-import random
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from gemma_neuron.artifacts import CommittedSet, digest_bytes, remove, write_atomic
-from gemma_neuron.errors import GemmaNeuronError, IntegrityError, NotMirroredError, OwnerLostError
-from gemma_neuron.mirror.background import LONGEST_WAIT, RELEASE_SECONDS, SAY_SECONDS, MirrorOptions
+from gemma_neuron.errors import GemmaNeuronError, IntegrityError, OwnerLostError
+from gemma_neuron.mirror.background import MirrorOptions
 from gemma_neuron.mirror.guarded import Guarded
 from gemma_neuron.mirror.layout import (
     MANIFEST_SUFFIX,
@@ -25,16 +23,11 @@ from gemma_neuron.mirror.layout import (
     read_set,
 )
 from gemma_neuron.mirror.owner import acquire
-from gemma_neuron.mirror.parts import FROM_BYTES, step_back, upload
+from gemma_neuron.mirror.parts import FROM_BYTES, upload
 from gemma_neuron.mirror.pull import fetch_checked
 from gemma_neuron.mirror.store import Store
+from gemma_neuron.mirror.uploads import Uploads
 from gemma_neuron.transfer import disk_errors, require_room
-
-JOIN_SECONDS = 0.25
-
-
-class _StoppedError(Exception):
-    """The time for uploads is over."""
 
 
 class SetMirror:
@@ -59,13 +52,11 @@ class SetMirror:
         self.tell, self.done = tell, done
         self.store = Store(port_location(options.uri, identity), options.bucket_owner)
         owner = acquire(self.store, tell, stale=options.stale, only_writer=options.only_writer)
-        self._guarded = Guarded(self.store, owner, self._check)
-        self._stop, self._closing, self._news = (threading.Event() for _ in range(3))
+        self._uploads = Uploads(owner, tell)
+        self._guarded = Guarded(self.store, owner, self._uploads.check)
         self._wanted, self._lock = "", threading.Lock()
-        self._said, self._trouble = -SAY_SECONDS, ""
-        self._lost: OwnerLostError | None = None
-        self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
-        self._thread.start()
+        self._uploads.add(self._push_newest, "mirror", None)
+        self._uploads.start()
 
     def names(self) -> list[str]:
         """Folders with a marker in the bucket, newest first; listed anew."""
@@ -104,67 +95,32 @@ class SetMirror:
         """Send a set that is committed on disk, in the background."""
         with self._lock:
             self._wanted = name
-        self._news.set()
+        self._uploads.wake()
 
     def finish(self, grace: float | None = None) -> None:
         """Wait for the newest set, at most `grace` seconds, and give the lease back.
 
         Raises NotMirroredError when it is not there by then, OwnerLostError when another has taken over.
         """
-        deadline = time.monotonic() + (self.options.grace if grace is None else grace)
-        self._closing.set()
-        self._news.set()
-        while self._thread.is_alive() and time.monotonic() < deadline:
-            self._thread.join(JOIN_SECONDS)
-        self._stop.set()
-        self._news.set()
-        self._thread.join(RELEASE_SECONDS)
-        self._guarded.owner.release()
-        if self._lost is not None:
-            raise self._lost
-        if self._wanted:
-            raise NotMirroredError(
-                f"{self._wanted} is not mirrored to {self.store.location}"
-                f"{': ' + self._trouble if self._trouble else '.'}",
-                "Run the same command again: it uploads what is missing.",
-            )
+        seconds = self.options.grace if grace is None else grace
+        self._uploads.finish(seconds, lambda: self._wanted, str(self.store.location))
 
-    def _check(self) -> None:
-        if self._stop.is_set():
-            raise _StoppedError
-
-    def _run(self) -> None:
-        step_back()
-        troubles = 0
-        while not self._stop.is_set():
-            self._news.wait()
-            self._news.clear()
-            name = self._wanted
-            try:
-                if name:
-                    self._push(name)
-                    self.done(name)
-                    self._prune()
-                troubles = 0
-            except _StoppedError:
-                return
-            except OwnerLostError as error:
-                self._lost = error
-                self.tell(f"warning: {error.message}")
-                return
-            except (GemmaNeuronError, OSError) as error:
-                if self._is_overtaken(name):
-                    continue
-                troubles += 1
-                self._say(error)
-                self._stop.wait(min(LONGEST_WAIT, 2.0**troubles) * random.uniform(0.5, 1.0))
-                self._news.set()
-                continue
-            if self._is_newest(name):
-                if self._closing.is_set():
-                    return
-            else:
-                self._news.set()
+    def _push_newest(self) -> bool:
+        """See `uploads.Push`. A set that is overtaken while the store is slow may be gone from the disk by now."""
+        name = self._wanted
+        if not name:
+            return True
+        try:
+            self._push(name)
+            self.done(name)
+            self._prune()
+        except OwnerLostError:
+            raise
+        except (GemmaNeuronError, OSError):
+            if self._wanted == name:
+                raise
+            return False
+        return self._is_newest(name)
 
     def _is_newest(self, name: str) -> bool:
         """Whether nothing newer is wanted than the set that is there now; then nothing is."""
@@ -173,13 +129,6 @@ class SetMirror:
                 return False
             self._wanted = ""
             return True
-
-    def _is_overtaken(self, name: str) -> bool:
-        """Whether a newer set is wanted by now, and the one in hand may be gone from the disk."""
-        if self._wanted == name:
-            return False
-        self._news.set()
-        return True
 
     def _push(self, name: str) -> None:
         committed = CommittedSet(self.root / name, self.stem)
@@ -208,10 +157,3 @@ class SetMirror:
             if slash and folder not in kept and folder < max(kept, default=""):
                 self._guarded.may_write()
                 self.store.delete(key)
-
-    def _say(self, error: Exception) -> None:
-        self._trouble = str(error)
-        now = time.monotonic()
-        if now - self._said >= SAY_SECONDS:
-            self._said = now
-            self.tell(f"warning: the mirror is behind, trying on: {error}")

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemma_neuron.elastic.events import EventLog
-from gemma_neuron.errors import GemmaNeuronError, Interrupted, NetworkError, NotMirroredError
+from gemma_neuron.errors import GemmaNeuronError, Interrupted, NetworkError
+from gemma_neuron.pipeline.link import Link
 from gemma_neuron.pipeline.mirroring import NOTICE_SECONDS
 from gemma_neuron.tuning.checkpoints import STEM, folder_name, step_of
 
@@ -36,32 +37,33 @@ class CheckpointDepot:
         self._root, self._identity, self._options = root, identity, options
         self._keep, self._notice, self._events = keep, notice, events
         self._newest: int | None = None
-        self._mirror = self._connected()
+        self._link = Link(self._connected, options.uri, notice)
+        self._link.start(self._put_newest)
 
-    def _connected(self) -> SetMirror | None:
-        """None while the store cannot be reached. Raises MirrorInUseError or AccessError."""
+    def _connected(self) -> SetMirror:
         from gemma_neuron.mirror.sets import SetMirror
 
-        try:
-            return SetMirror(
-                self._root,
-                STEM,
-                self._identity,
-                self._options,
-                keep=self._keep,
-                tell=self._notice,
-                done=lambda name: self._events.emit("mirrored", step=step_of(name)),
-            )
-        except NetworkError as error:
-            self._notice(f"warning: working without the mirror for now: {error.message}")
-            return None
+        return SetMirror(
+            self._root,
+            STEM,
+            self._identity,
+            self._options,
+            keep=self._keep,
+            tell=self._notice,
+            done=lambda name: self._events.emit("mirrored", step=step_of(name)),
+        )
+
+    def _put_newest(self, mirror: SetMirror) -> None:
+        if self._newest is not None:
+            mirror.put(folder_name(self._newest))
 
     def committed(self) -> list[int]:
         """See `Depot`. Nothing where the store cannot be reached."""
-        if self._mirror is None:
+        mirror = self._link.mirror
+        if mirror is None:
             return []
         try:
-            found = (step_of(name) for name in self._mirror.names())
+            found = (step_of(name) for name in mirror.names())
             return [step for step in found if step is not None]
         except NetworkError as error:
             self._notice(f"warning: nothing is taken from the mirror: {error.message}")
@@ -69,34 +71,29 @@ class CheckpointDepot:
 
     def pull(self, step: int, folder: Path) -> None:
         """See `Depot`."""
-        assert self._mirror is not None
-        self._notice(f"mirror: taking step {step} from {self._mirror.store.location}")
-        self._mirror.pull(folder_name(step), folder)
+        mirror = self._link.mirror
+        assert mirror is not None
+        self._notice(f"mirror: taking step {step} from {mirror.store.location}")
+        mirror.pull(folder_name(step), folder)
 
     def drop(self, step: int) -> None:
         """See `Depot`."""
-        assert self._mirror is not None
-        self._mirror.drop(folder_name(step))
+        assert self._link.mirror is not None
+        self._link.mirror.drop(folder_name(step))
 
     def put(self, step: int) -> None:
         """See `Depot`."""
         self._newest = step
-        if self._mirror is not None:
-            self._mirror.put(folder_name(step))
+        if self._link.mirror is not None:
+            self._put_newest(self._link.mirror)
 
     def finish(self, grace: float | None = None) -> None:
-        """Wait for the newest checkpoint to be there. Raises NotMirroredError or OwnerLostError."""
-        if self._mirror is None and self._newest is not None:
-            self._notice("mirror: trying the store once more")
-            self._mirror = self._connected()
-            if self._mirror is None:
-                raise NotMirroredError(
-                    f"Nothing was mirrored to {self._options.uri}: the store cannot be reached.",
-                    "Run the same command again: it uploads what is missing.",
-                )
-            self._mirror.put(folder_name(self._newest))
-        if self._mirror is not None:
-            self._mirror.finish(grace)
+        """See `Depot`. `grace`: seconds there are when the work ended before its end; a store that was never reached
+        is not asked again then."""
+        if grace is not None:
+            self._link.finish(grace, only_reached=True)
+        elif self._newest is not None or self._link.mirror is not None:
+            self._link.finish(self._options.grace)
 
 
 @contextmanager

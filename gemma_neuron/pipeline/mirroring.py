@@ -6,7 +6,7 @@ Work that nobody can reach the store for still gets done; that it is not mirrore
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,10 @@ from gemma_neuron.errors import (
     Interrupted,
     NetworkError,
     NotMirroredError,
+    OwnerLostError,
     PortIncompleteError,
 )
+from gemma_neuron.pipeline.link import Link
 from gemma_neuron.port import RECORD_NAME, Port
 
 if TYPE_CHECKING:
@@ -44,54 +46,37 @@ def mirrored(port: Port, options: MirrorOptions | None, notice: Notice) -> Itera
     if options is None:
         yield
         return
-    mirror = _connected(port, options, notice)
-    if mirror is not None:
-        mirror.start()
+    from gemma_neuron.mirror.background import Mirror
+
+    link = Link(lambda: Mirror(port, options, notice), options.uri, notice)
+    if link.mirror is not None:
+        _take_from(link.mirror, port, notice)
+    link.start(Mirror.start)
     try:
         yield
     except BaseException as error:
-        if mirror is not None:
-            _finish_after(mirror, error, notice)
+        _finish_after(link, error, options.grace, notice)
         raise
-    if mirror is None:
-        notice("mirror: trying the store once more")
-        mirror = _connected(port, options, notice, pull=False)
-        if mirror is None:
-            raise NotMirroredError(
-                f"Nothing was mirrored to {options.uri}: the store cannot be reached.",
-                "Run the same command again: it uploads what is missing.",
-            )
-        mirror.start()
-    mirror.finish()
+    link.finish(options.grace)
 
 
-def _connected(
-    port: Port, options: MirrorOptions, notice: Notice, *, pull: bool = True
-) -> Mirror | None:
-    """The mirror, its lease taken and its parts pulled; None while the store cannot be reached."""
-    from gemma_neuron.mirror.background import Mirror
-
+def _take_from(mirror: Mirror, port: Port, notice: Notice) -> None:
+    """What this machine lacks, as far as the store can be reached. The lease is given back on any other error."""
     try:
-        mirror = Mirror(port, options, notice)
-    except NetworkError as error:
-        notice(f"warning: working without the mirror for now: {error.message}")
-        return None
-    try:
-        if pull:
-            take_parts(mirror.store, port, notice)
+        take_parts(mirror.store, port, notice)
     except NetworkError as error:
         notice(f"warning: nothing more is taken from the mirror: {error.message}")
     except BaseException:
         mirror.owner.release()
         raise
-    return mirror
 
 
-def _finish_after(mirror: Mirror, error: BaseException, notice: Notice) -> None:
+def _finish_after(link: Link[Mirror], error: BaseException, grace: float, notice: Notice) -> None:
     """Upload what is committed before `error` ends the process, within the notice if it is one."""
     hurried = isinstance(error, Interrupted | KeyboardInterrupt)
+    seconds = min(NOTICE_SECONDS, grace) if hurried else grace
     try:
-        mirror.finish(min(NOTICE_SECONDS, mirror.options.grace) if hurried else None)
+        link.finish(seconds, only_reached=True)
     except GemmaNeuronError as problem:
         notice(f"warning: {problem.message}")
 
@@ -125,8 +110,11 @@ def push(path: Path, options: MirrorOptions, notice: Notice) -> tuple[Counts, st
     owner = str(mirror.owner.record)
     try:
         mirror.finish()
-    except KeyboardInterrupt:
-        mirror.finish(0.0)
+    except (NotMirroredError, OwnerLostError):
+        raise
+    except (KeyboardInterrupt, Interrupted):
+        with suppress(GemmaNeuronError):  # that something is left is no news to who stopped it
+            mirror.finish(0.0)
         raise
     return mirror.counts(), owner
 

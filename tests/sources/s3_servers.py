@@ -70,6 +70,8 @@ class Proxy:
     statuses: list[int] = field(default_factory=list)
     """Answered instead, one a request."""
     seconds_a_piece: float = 0.0
+    held: str = ""
+    """Requests whose path has this word get no answer while it stands."""
     asked: list[tuple[str, str]] = field(default_factory=list)
     """(method, path) of each request."""
     passed: list[Passed] = field(default_factory=list)
@@ -88,11 +90,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _pass_on(self) -> None:
         self.proxy.asked.append((self.command, self.path))
+        while self.proxy.held and self.proxy.held in self.path:
+            time.sleep(0.05)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.proxy.statuses:
             self.send_response(self.proxy.statuses.pop(0))
             self.send_header("Content-Length", "0")
             return self.end_headers()
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         answer = passed_on(self, self.proxy.upstream, body)
         self.send_response(answer.status)
         for name, value in answer.headers:

@@ -1,0 +1,148 @@
+"""A store that is away, comes back, or stops answering while a port is mirrored: against moto's server and a proxy."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemma_neuron.artifacts import digest_file
+from gemma_neuron.errors import CompileError, NotMirroredError
+from gemma_neuron.mirror.background import MirrorOptions
+from gemma_neuron.mirror.owner import RELEASE_SECONDS
+from gemma_neuron.mirror.parts import FROM_BYTES
+from gemma_neuron.mirror.uploads import RELEASE_SECONDS as THREAD_SECONDS
+from gemma_neuron.pipeline.mirroring import mirrored
+from gemma_neuron.port import Port
+from tests.sharding.shards import cut
+from tests.sources.processes import Commands, clean_environment
+from tests.sources.s3_servers import KEYS, Proxy, boto, moto, proxied
+
+BUCKET = "trouble"
+URI = f"s3://{BUCKET}/gemma"
+GRACE = 2.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with moto() as address:
+        yield address
+
+
+@pytest.fixture
+def client(server: str) -> Iterator[Any]:
+    """An empty bucket, and a client of the test's own."""
+    client = boto(server)
+    client.create_bucket(Bucket=BUCKET)
+    yield client
+    for key in keys(client):
+        client.delete_object(Bucket=BUCKET, Key=key)
+    client.delete_bucket(Bucket=BUCKET)
+
+
+@pytest.fixture
+def proxy(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """Before the server, for this process and those it starts; boto3 asks each thing once."""
+    with proxied(server) as passing:
+        own = {
+            "AWS_ENDPOINT_URL_S3": passing.address,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_MAX_ATTEMPTS": "1",
+            "HOME": str(tmp_path),
+        }
+        for name, value in (KEYS | own).items():
+            monkeypatch.setenv(name, value)
+        yield passing
+        passing.held = ""
+
+
+@pytest.fixture
+def ranks(source: Path, tmp_path: Path) -> Path:
+    """A port's folder with rank files and no graphs: what is mirrored is files either way."""
+    out = tmp_path / "ranks"
+    cut(source, out, 2)
+    return out
+
+
+def keys(client: Any) -> list[str]:
+    found = client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
+    return [row["Key"] for row in found]
+
+
+def wait_for(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_store_that_comes_back_during_the_work_is_mirrored_to_at_once(
+    ranks: Path, client: Any, proxy: Proxy
+) -> None:
+    """Not only at the end: a machine that is taken away before that would lose all of it."""
+    told: list[str] = []
+    proxy.statuses += [503] * 1000
+    with mirrored(Port(ranks), MirrorOptions(uri=URI), told.append):
+        assert any("working without the mirror" in line for line in told)
+        assert not keys(client)
+        proxy.statuses.clear()
+        wait_for(lambda: any(key.endswith("rank-01.committed") for key in keys(client)))
+    assert [line["event"] for line in Port(ranks).events()][-1] == "mirrored"
+
+
+def test_a_store_that_never_comes_back_is_no_reason_to_hide_what_the_work_died_of(
+    ranks: Path, client: Any, proxy: Proxy
+) -> None:
+    proxy.statuses += [503] * 1000
+    started = time.monotonic()
+    with (
+        pytest.raises(CompileError, match="of its own"),
+        mirrored(Port(ranks), MirrorOptions(uri=URI, grace=GRACE), lambda _: None),
+    ):
+        raise CompileError("of its own", "")
+    assert time.monotonic() - started < 60
+
+
+def test_a_store_that_stops_answering_keeps_nobody_past_the_grace(
+    ranks: Path, client: Any, proxy: Proxy
+) -> None:
+    with (
+        pytest.raises(NotMirroredError, match="rank-01"),
+        mirrored(Port(ranks), MirrorOptions(uri=URI, grace=GRACE), lambda _: None),
+    ):
+        proxy.held = BUCKET
+        started = time.monotonic()
+    bound = GRACE + 2 * THREAD_SECONDS + RELEASE_SECONDS
+    assert time.monotonic() - started < bound + 5
+
+
+def test_ctrl_c_ends_a_push_to_a_store_that_stopped_answering(
+    ranks: Path, client: Any, proxy: Proxy, tmp_path: Path
+) -> None:
+    """In the middle of a large file's parts, whose threads Python would wait for at its end."""
+    large = tmp_path / "model.safetensors"
+    with large.open("wb") as file:
+        file.truncate(FROM_BYTES + 1)
+    entry = {
+        "name": large.name,
+        "bytes": FROM_BYTES + 1,
+        "seen_at": str(tmp_path),
+        "blake3": digest_file(large),
+    }
+    record = json.loads((ranks / "source.json").read_text())
+    (ranks / "source.json").write_text(json.dumps(record | {"files": [entry]}))
+    proxy.held = "partNumber"
+    commands = Commands(clean_environment() | {k: v for k, v in os.environ.items() if "AWS" in k})
+    process = commands.start("mirror", "push", ranks, URI)
+    wait_for(lambda: any("partNumber" in path for _, path in proxy.asked))
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in said, said
+    assert time.monotonic() - started < 2 * THREAD_SECONDS + RELEASE_SECONDS
