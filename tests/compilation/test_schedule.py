@@ -99,6 +99,7 @@ def test_a_unit_that_failed_once_is_tried_again_and_its_neighbours_are_not(
     assert 0 < resumed["downtime_seconds"] < 5
 
 
+@pytest.mark.fault("nxdi-13-g3-head256")
 def test_the_same_end_twice_is_poison_and_the_others_are_finished_first(shop: Shop) -> None:
     units = {"decode": ("exit 70",), "prefill": ("sleep 0.3",), "score": ("",)}
     done: list[str] = []
@@ -119,6 +120,7 @@ def test_two_ends_of_different_kinds_are_no_poison(shop: Shop) -> None:
     assert shop.starts("decode") == 4
 
 
+@pytest.mark.fault("cc-02-f137b")
 def test_a_compiler_short_of_memory_is_tried_again_with_nothing_beside_it(shop: Shop) -> None:
     """The kernel's counters may not show it (another group's, no group at all): what the compiler said is enough."""
     units = {"decode": ("after prefill; crash killed", ""), "prefill": ("after decode; sleep 0.5",)}

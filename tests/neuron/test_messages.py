@@ -61,6 +61,12 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize(("text", "kind", "code"), MESSAGES, ids=[m[0][:40] for m in MESSAGES])
+@pytest.mark.fault("orig-07-not-initialized-reload")
+@pytest.mark.fault("orig-09-sigkill-bad-cores")
+@pytest.mark.fault("orig-18-softcap-sbuf")
+@pytest.mark.fault("nxdi-11-e2b-compiler")
+@pytest.mark.fault("cc-02-f137b")
+@pytest.mark.fault("cc-09-ten404")
 def test_a_message_has_a_class_an_exit_code_and_a_remedy(text: str, kind: str, code: int) -> None:
     log = f"2026-01-01 INFO started\n{text}\n2026-01-01 INFO ended\n"
     found = diagnose(log)
@@ -78,6 +84,7 @@ def test_faults_of_the_compiler_or_of_the_moment_are_tried_again_and_no_others()
     assert tried == of_the_compiler | {OUT_OF_HOST_MEMORY}
 
 
+@pytest.mark.fault("nxdi-11-e2b-compiler")
 def test_an_unknown_message_is_shown_as_it_is_and_never_classified() -> None:
     text = "the flux capacitor is unhappy: code 17"
     assert diagnose(text) is None

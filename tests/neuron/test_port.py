@@ -43,6 +43,7 @@ def test_a_second_run_builds_nothing(source: Path, compiled: Compiled, sdk: Env)
     assert again.document["digest"] == done.document["digest"]
 
 
+@pytest.mark.fault("cc-04-remote-cache")
 def test_flags_per_phase_and_no_log_path_in_a_key(compiled: Compiled) -> None:
     port = Port(compiled[0])
     keys = {line["unit"]: line["fields"] for line in port.ledger()}
@@ -121,6 +122,7 @@ def test_a_dry_run_writes_graphs_and_flags_only(source: Path, sdk: Env, tmp_path
     ]
 
 
+@pytest.mark.fault("orig-09-sigkill-bad-cores")
 def test_serves_and_leaves_its_cores_in_order_or_suspect(
     compiled: Compiled, sdk: Env, tmp_path: Path
 ) -> None:

@@ -146,3 +146,25 @@ def test_ctrl_c_ends_a_push_to_a_store_that_stopped_answering(
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in said, said
     assert time.monotonic() - started < 2 * THREAD_SECONDS + RELEASE_SECONDS
+
+
+@pytest.mark.fault("orig-10-truncated-neff-upload")
+def test_what_is_still_being_written_is_not_sent(ranks: Path, client: Any, proxy: Proxy) -> None:
+    """Neither a file without a marker, nor one whose marker speaks of more bytes than there are."""
+    port = Port(ranks)
+    growing = ranks / "graphs" / "decode-b3-l1.partial"
+    growing.mkdir(parents=True)
+    (growing / "package.pt2").write_bytes(b"PK\x03\x04 the first half")
+    (ranks / "weights" / "rank-02.safetensors").write_bytes(b"half")
+    os.truncate(port.rank_file(1), port.rank_file(1).stat().st_size // 2)
+    told: list[str] = []
+    with (
+        pytest.raises(NotMirroredError, match="weights/rank-01"),
+        mirrored(port, MirrorOptions(uri=URI, grace=30.0), told.append),
+    ):
+        wait_for(lambda: any(key.endswith("rank-00.committed") for key in keys(client)))
+    assert any("rank-01 is not mirrored" in line and "manifest says" in line for line in told)
+    sent = keys(client)
+    assert not [key for key in sent if "rank-01." in key or "rank-02" in key or "decode" in key]
+    halves = {digest_file(path) for path in (port.rank_file(1), growing / "package.pt2")}
+    assert not [key for key in sent if key.rsplit("/", 1)[-1] in halves]

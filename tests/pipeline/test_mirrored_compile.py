@@ -69,6 +69,8 @@ def built(port: Path) -> list[str]:
     return [line["unit"] for line in Port(port).ledger() if line["outcome"] == "built"]
 
 
+@pytest.mark.fault("cc-04-remote-cache")
+@pytest.mark.fault("cc-07-cache-tmpdir")
 def test_a_machine_that_vanishes_loses_only_units_in_flight(
     source: Path, commands: Commands, tmp_path: Path
 ) -> None:

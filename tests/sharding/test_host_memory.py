@@ -134,6 +134,7 @@ def test_plan_refuses_a_host_that_is_too_small(tmp_path: Path) -> None:
     assert run("plan", tmp_path, "--tp", "8", "--host-memory", "48GB").returncode == 0
 
 
+@pytest.mark.fault("cc-03-f137c")
 def test_compile_refuses_before_it_writes(tmp_path: Path) -> None:
     source = write_tiny_gemma4(tmp_path / "source")
     done = run(
