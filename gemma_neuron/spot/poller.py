@@ -6,7 +6,6 @@ the end of the time. The clock and the sleep are arguments.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from gemma_neuron.spot.boxes import Box, boxes, note_lost, running, terminate
 from gemma_neuron.spot.fleet import Answer, Ask, Fleet, Say, Sleep, summary
 from gemma_neuron.spot.history import History
 from gemma_neuron.spot.offers import Lifecycle, Pool, Scan
+from gemma_neuron.spot.patience import Lately, Patience
 from gemma_neuron.spot.prices import affordable
 from gemma_neuron.spot.refusals import WAITED_OUT, Refused, error_for
 from gemma_neuron.spot.region import RegionState
@@ -70,12 +70,11 @@ class Poller:
         sleep: Sleep = time.sleep,
     ) -> None:
         self._account, self._history, self._wanted, self._say = account, history, wanted, say
-        self._clock, self._sleep = clock, sleep
+        self._patience = Patience(wanted.poll, wanted.timeout, clock=clock, sleep=sleep)
         self._fleet = Fleet(account, history, say, sleep)
         self._regions = {name: RegionState() for name in wanted.regions}
         self._rounds = 0
-        self._started = clock()
-        self._scanned_at = float("-inf")
+        self._scanned = Lately(RESCAN_SECONDS, clock)
         self._scan = Scan((), ())
 
     def take(self, seen: Scan) -> Taken:
@@ -132,7 +131,7 @@ class Poller:
         for index, offer in enumerate(self._scan.offers):
             best.setdefault(offer.pool.region, index)
         unseen = [name for name in self._regions if name not in best]
-        if unseen or self._clock() - self._scanned_at > RESCAN_SECONDS:
+        if unseen or not self._scanned:
             self._rescan(unseen)
         return sorted(
             self._regions, key=lambda name: best.get(name, len(best) + len(self._scan.offers))
@@ -140,7 +139,7 @@ class Poller:
 
     def _lifecycles(self) -> tuple[Lifecycle, ...]:
         after = self._wanted.on_demand_after
-        if after is not None and self._clock() - self._started >= after:
+        if after is not None and self._patience.gone >= after:
             return ("spot", "on-demand")
         return ("spot",)
 
@@ -246,37 +245,37 @@ class Poller:
             self._say({"event": "given-back", **box.to_json()})
             return self._adopted(first)
         self._say({"event": "launched", **box.to_json()})
-        return Taken(box, False, self._rounds, self._clock() - self._started)
+        return Taken(box, False, self._rounds, self._patience.gone)
 
     def _adopted(self, box: Box) -> Taken:
         self._say({"event": "adopted", **box.to_json()})
-        return Taken(box, True, self._rounds, self._clock() - self._started)
+        return Taken(box, True, self._rounds, self._patience.gone)
 
     def _wait(self) -> None:
         """Until the next round, with jitter; raises NoCapacityError at the end of the time."""
         wanted = self._wanted
-        seconds = wanted.poll * random.uniform(0.9, 1.1)
-        gone = self._clock() - self._started
-        if wanted.timeout is not None and gone + seconds > wanted.timeout:
-            raise NoCapacityError(
+        self._patience.rest(
+            lambda gone: NoCapacityError(
                 f"No box of {', '.join(wanted.types)} could be had in {', '.join(wanted.regions)}: asked in "
                 f"{self._rounds} rounds over {gone:.0f} s.",
                 "Run the same command again, or add --regions, --types, a higher --max-price or --on-demand-after.",
-            )
-        self._say({"event": "waiting", "round": self._rounds, "seconds": round(seconds, 1)})
-        self._sleep(seconds)
+            ),
+            lambda seconds: self._say(
+                {"event": "waiting", "round": self._rounds, "seconds": round(seconds, 1)}
+            ),
+        )
 
     def _use(self, seen: Scan, *, whole: bool = True) -> None:
         """Go by what was seen, unless it says that nothing can come of it."""
         self._scan = seen
         if whole:
-            self._scanned_at = self._clock()
+            self._scanned.done()
         wanted = self._wanted
         require_hope(self._account, seen, on_demand=wanted.on_demand_after is not None)
 
     def _rescan(self, unseen: list[str]) -> None:
         """Look again at everything, or at regions that could not be seen."""
-        whole = self._clock() - self._scanned_at > RESCAN_SECONDS
+        whole = not self._scanned
         names = self._wanted.regions if whole else tuple(unseen)
         fresh = scan(self._account, names, self._wanted.types, self._history, scores=False)
         kept = [] if whole else [o for o in self._scan.offers if o.pool.region not in names]

@@ -17,6 +17,7 @@ from gemma_neuron.spot.boxes import boxes, note_lost
 from gemma_neuron.spot.fleet import Say, Sleep
 from gemma_neuron.spot.history import History
 from gemma_neuron.spot.offers import Offer, Pool, Scan
+from gemma_neuron.spot.patience import Lately, Patience
 from gemma_neuron.spot.refusals import Refused
 from gemma_neuron.spot.scan import scan
 from gemma_neuron.spot.stops import require_hope
@@ -50,15 +51,16 @@ def watch(
     sleep: Sleep = time.sleep,
 ) -> Offer:
     """The first offer within the price and score. Raises NoCapacityError at the end of the time."""
-    started, scored = clock(), float("-inf")
+    patience = Patience(wanted.poll, wanted.timeout, clock=clock, sleep=sleep)
+    scored = Lately(SCORE_SECONDS, clock)
     scores: dict[Pool, int | None] = {}
     told: dict[Any, dict[str, Any]] = {}
     while True:
-        with_scores = clock() - scored >= SCORE_SECONDS
+        with_scores = not scored
         seen = scan(account, wanted.regions, wanted.types, history, scores=with_scores)
         require_hope(account, seen, on_demand=True)
         if with_scores:
-            scored = clock()
+            scored.done()
             scores = {offer.pool: offer.score for offer in seen.offers}
         _tell(seen, scores, told, say)
         _tell_boxes(account, wanted, history, told, say)
@@ -66,13 +68,12 @@ def watch(
             if _good(offer, scores.get(offer.pool), wanted):
                 say({"event": "found", **offer.to_json(), "score": scores.get(offer.pool)})
                 return offer
-        gone = clock() - started
-        if wanted.timeout is not None and gone + wanted.poll > wanted.timeout:
-            raise NoCapacityError(
+        patience.rest(
+            lambda gone: NoCapacityError(
                 f"No offer of {', '.join(wanted.types)} came within the price in {gone:.0f} s.",
                 "Watch longer, or raise --max-price.",
             )
-        sleep(wanted.poll)
+        )
 
 
 def _good(offer: Offer, score: int | None, wanted: Watched) -> bool:
