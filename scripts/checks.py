@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,25 @@ def run_checks(
     return failed
 
 
-def passed(results: Path) -> set[str]:
-    """Names of the checks that passed according to a result file."""
+def run_rest(checks: Iterable[Check], results: Path, facts: Mapping[str, Any]) -> int:
+    """`run_checks` without those that passed before with the same facts; how many had is printed last."""
+    before = passed(results, facts)
+    kept = set[str]()
+
+    def rest() -> Iterator[Check]:
+        for name, check in checks:
+            if name in before:
+                kept.add(name)
+            else:
+                yield name, check
+
+    failed = run_checks(rest(), results, facts)
+    print(f"{len(kept)} had passed before", flush=True)
+    return failed
+
+
+def passed(results: Path, facts: Mapping[str, Any] | None = None) -> set[str]:
+    """Names of the checks that passed according to a result file; of those rows alone that hold `facts`."""
     lines = results.read_text(encoding="utf-8").splitlines() if results.is_file() else []
-    return {row["check"] for row in map(json.loads, lines) if row["status"] == "pass"}
+    rows = [row for row in map(json.loads, lines) if (facts or {}).items() <= row.items()]
+    return {row["check"] for row in rows if row["status"] == "pass"}

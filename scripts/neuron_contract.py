@@ -1,92 +1,112 @@
-"""See scripts/neuron-contract. One line a check, appended to a result file as JSON too; exit 1 when one failed."""
+"""See scripts/neuron-contract. One line a check, appended to a result file as JSON too; exit 1 when one failed.
+
+A check that passed there, on the same NxD and with the same code of ours, is not run again.
+"""
 
 from __future__ import annotations
 
 import argparse
-import re
+import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 
+from gemma_neuron.artifacts import source_digest
+from gemma_neuron.backends.neuron.backend import GRAPH_SOURCES
 from gemma_neuron.demo import demo_folder, demo_question
 from gemma_neuron.port import Port
-from scripts.checks import Check, Failed, output_of, run_checks
+from scripts import first_hour
+from scripts.checks import Check, Failed, output_of, run_rest
+from scripts.nxd_source import source_folder, version_of
+from tests.neuron import trace_memory
 from tests.neuron.against_stock import write_stock
-from tests.neuron.flow import ROOT, asked, compile_port, environment, run, run_command, serving
+from tests.neuron.flow import (
+    ROOT,
+    Done,
+    asked,
+    compile_port,
+    environment,
+    run,
+    run_command,
+    serving,
+)
 from tests.tiny import write_tiny_gemma4
 
 TINY = ("--dtype", "float32", "--max-context", 48, "--slots", 3, "--buckets", 24)
+STRATEGIES = {
+    "replicate-kv": ("--strategy", "replicate-kv"),
+    "replicate-global": ("--strategy", "replicate-global"),
+    "no layout": ("--no-layout",),
+}
+BUNDLED, BUNDLED_FLAGS = "bundled", ("--max-context", 1024)
+MEMORY_TOLERANCE = 0.15
 SIGNATURES = (
     "from gemma_neuron.backends.neuron import environment, sdk; environment.for_compiling(); "
     "kit = sdk.load(); import sys; "
     "sys.stdout.write(f'{len(sdk.calls())} recorded calls agree; {kit.functions.__file__}')"
 )
-HOUR = (
-    "signatures of the installed NxD",
-    "tiny, without layout",
-    "tiny, with layout",
-    "the same command builds nothing",
-    "two traces give one graph",
-    "collectives of each graph",
-)
-"""Checks of the first hour that need neither devices nor a slice of 9 GB."""
+NOT_HERE = ("doctor", "the bundled model's verdict", "the bundled model served")
+"""Checks of the first hour that need devices, or that are checks of their own here."""
 Env = dict[str, str]
 
 
-def source_folder(given: str | None) -> Path | None:
-    """The folder to import NxD from, and a refusal of one that holds none."""
-    if given is None:
-        return None
-    found = [p for p in (Path(given) / "src", Path(given)) if (p / "neuronx_distributed").is_dir()]
-    if not found:
-        sys.exit(f"error: {given} holds no neuronx_distributed.")
-    return found[0].resolve()
+@dataclass(frozen=True)
+class Bench:
+    """Where the checks work. What one needs of another is made again when its folder is gone."""
+
+    env: Env
+    work: Path
+
+    @cached_property
+    def tiny(self) -> Path:
+        return write_tiny_gemma4(self.work / "tiny", layers=2, sliding_window=8)
+
+    @cached_property
+    def stock(self) -> Path:
+        return write_stock(self.tiny, self.work / "stock.safetensors")
+
+    def compiled(self, env: Env, source: Path, name: str, *flags: object) -> Done:
+        """What `compile` answers. Raises Failed."""
+        done = compile_port(env, source, self.work / name, *flags)
+        if done.code != 0:
+            raise Failed(done.stderr[-500:] or done.stdout[-500:])
+        return done
+
+    def port(self, source: Path, name: str, *flags: object) -> Path:
+        if not (self.work / name).is_dir():
+            self.compiled(self.env, source, name, *flags)
+        return self.work / name
 
 
-def version_of(source: Path | None) -> str:
-    if source is None:
-        return "stand-in"
-    text = (source / "neuronx_distributed" / "_version.py").read_text()
-    found = re.search(r'__version__ = "([^"]+)"', text)
-    return found[1] if found else "unknown"
+def tiny_checks(bench: Bench) -> Iterator[Check]:
+    """Every call, tiny models against stock, and a slice's memory."""
+    yield "calls", partial(_calls, bench.env)
+    for name, flags in STRATEGIES.items():
+        yield f"equality, {name}", partial(_equality, bench, name, flags)
+    yield "another layout", partial(_other_layout, bench)
+    yield "first hour, tiny models", partial(_first_hour, bench)
+    for unit in trace_memory.UNITS:
+        yield f"six layers of 31B, memory of a trace: {unit}", partial(_memory, bench, unit)
 
 
-def tiny_checks(env: Env, work: Path) -> Iterator[Check]:
-    """Every call, and tiny models against stock."""
-    yield "calls", lambda: _calls(env)
-    tiny = write_tiny_gemma4(work / "tiny", layers=2, sliding_window=8)
-    stock = write_stock(tiny, work / "stock.safetensors")
-    for name, flags in (
-        ("replicate-kv", ("--strategy", "replicate-kv")),
-        ("replicate-global", ("--strategy", "replicate-global")),
-        ("no layout", ("--no-layout",)),
-    ):
-        out = work / name.replace(" ", "-")
-        yield f"equality, {name}", lambda f=flags, o=out: _equality(env, tiny, o, stock, f)
-    yield "another layout", lambda: _other_layout(env, tiny, work / "replicate-kv", stock)
-    yield "first hour, tiny models", lambda: _first_hour(env, work / "hour")
-
-
-def bundled_checks(env: Env, work: Path) -> Iterator[Check]:
+def bundled_checks(bench: Bench) -> Iterator[Check]:
     """The bundled model's way from checkpoint to answer."""
-    port = work / "bundled"
-    yield "bundled: compile", lambda: _bundled(env, port)
-    yield "bundled: validate", lambda: _verdict(env, port)
-    yield "bundled: serve-local", lambda: _served(env, port)
+    yield "bundled: compile", partial(_bundled, bench)
+    yield "bundled: validate", partial(_verdict, bench)
+    yield "bundled: serve-local", partial(_served, bench)
 
 
 def _calls(env: Env) -> str:
     return output_of([sys.executable, "-c", SIGNATURES], env=env, cwd=ROOT)
 
 
-def _equality(env: Env, source: Path, out: Path, stock: Path, flags: tuple[str, ...]) -> str:
-    done = compile_port(env, source, out, *TINY, *flags)
-    if done.code != 0:
-        raise Failed(done.stderr[-500:])
-    units = done.document["units"]
-    return f"{units['built']} units; {_against_stock(env, out, stock)}"
+def _equality(bench: Bench, name: str, flags: tuple[str, ...]) -> str:
+    done = bench.compiled(bench.env, bench.tiny, name, *TINY, *flags)
+    shown = _against_stock(bench.env, bench.work / name, bench.stock)
+    return f"{done.document['units']['total']} units; {shown}"
 
 
 def _against_stock(env: Env, out: Path, stock: Path) -> str:
@@ -100,36 +120,62 @@ def _against_stock(env: Env, out: Path, stock: Path) -> str:
     return f"largest difference of logits: {shown}"
 
 
-def _other_layout(env: Env, source: Path, port: Path, stock: Path) -> str:
+def _other_layout(bench: Bench) -> str:
     """Decode is built again and the compiler chooses otherwise: all that follows it must be built again too."""
-    (port / "graphs" / "decode-b3-l1" / "graph.committed").unlink()
-    changed = env | {"STAND_IN_LAYOUT": "1"}
-    done = compile_port(changed, source, port, *TINY, "--strategy", "replicate-kv")
-    if done.code != 0 or done.document["units"]["reused"] != 0:
-        raise Failed(done.stderr[-500:] or done.stdout)
-    return f"4 units built anew; {_against_stock(changed, port, stock)}"
+    name, flags = "replicate-kv", (*TINY, *STRATEGIES["replicate-kv"])
+    changed, other = bench.env | {"STAND_IN_LAYOUT": "1"}, bench.work / "another-layout"
+    shutil.rmtree(other, ignore_errors=True)
+    shutil.copytree(bench.port(bench.tiny, name, *flags), other)
+    (other / "graphs" / "decode-b3-l1" / "graph.committed").unlink()
+    units = bench.compiled(changed, bench.tiny, other.name, *flags).document["units"]
+    if units["reused"] != 0:
+        raise Failed(f"{units['reused']} units were reused")
+    return f"{units['built']} units built anew; {_against_stock(changed, other, bench.stock)}"
 
 
-def _first_hour(env: Env, work: Path) -> str:
-    """What scripts/first-hour-on-inf2 asks of an instance, as far as a machine without one can answer."""
-    command = [sys.executable, ROOT / "scripts" / "first_hour.py", "--work", work]
-    only = [argument for name in HOUR for argument in ("--only", name)]
-    done = run_command([*command, *only], env)
+def _first_hour(bench: Bench) -> str:
+    """What scripts/first-hour-on-inf2 asks of an instance, on six layers of the tiny model for those of the 31B."""
+    few = bench.work / "slice"
+    if not few.is_dir():
+        write_tiny_gemma4(few, layers=6, sliding_window=1024)
+    command = [sys.executable, ROOT / "scripts" / "first_hour.py", "--work", bench.work / "hour"]
+    names = [name for name in first_hour.CHECKS if name not in NOT_HERE]
+    only = [argument for name in names for argument in ("--only", name)]
+    done = run_command([*command, "--slice", few, *only], bench.env)
     if done.code != 0:
         raise Failed(done.stdout[-500:] + done.stderr[-500:])
-    return f"{done.stdout.count('pass  ')} of {len(HOUR)} pass"
+    return f"{done.stdout.count('pass  ')} of {len(names)} pass"
 
 
-def _bundled(env: Env, port: Path) -> str:
-    done = compile_port(env, demo_folder(), port, "--max-context", 1024)
+def _memory(bench: Bench, unit: str) -> str:
+    """What tracing adds to the process is to be what is predicted; the process itself is no one's: it has stand-ins
+    where torch_xla would be, with which `scripts/lowering-check` measures the whole."""
+    done = run(bench.env, "tests.neuron.trace_memory", unit)
     if done.code != 0:
         raise Failed(done.stderr[-500:])
-    layouts = {line["fields"].get("layout", "")[:12] for line in Port(port).ledger()}
-    return f"{done.document['units']['built']} units in {done.document['seconds']:.0f} s, layouts {sorted(layouts)}"
+    found = done.document
+    share = found["added_bytes"] / found["predicted_bytes"] - 1
+    shown = (
+        f"{found['added_bytes'] / 1e9:.2f} GB above the process's {found['base_bytes'] / 1e9:.2f} GB, "
+        f"predicted {found['predicted_bytes'] / 1e9:.2f} GB ({share:+.1%}); graph {found['graph_bytes']} bytes"
+    )
+    if abs(share) > MEMORY_TOLERANCE:
+        raise Failed(shown)
+    return shown
 
 
-def _verdict(env: Env, port: Path) -> str:
-    done = run(env, "gemma_neuron", "validate", port, "--json")
+def _bundled(bench: Bench) -> str:
+    found = bench.compiled(bench.env, demo_folder(), BUNDLED, *BUNDLED_FLAGS).document
+    layouts = {
+        line["fields"].get("layout", "")[:12] for line in Port(bench.work / BUNDLED).ledger()
+    }
+    units = found["units"]
+    return f"{units['total']} units, {units['built']} built in {found['seconds']:.0f} s, layouts {sorted(layouts)}"
+
+
+def _verdict(bench: Bench) -> str:
+    port = bench.port(demo_folder(), BUNDLED, *BUNDLED_FLAGS)
+    done = run(bench.env, "gemma_neuron", "validate", port, "--json")
     if done.code != 0:
         raise Failed(done.stderr[-500:] + done.stdout[-500:])
     found = done.document
@@ -137,11 +183,15 @@ def _verdict(env: Env, port: Path) -> str:
     return f"{found['verdict']} ({levels}); tokens {found['token_match']}"
 
 
-def _served(env: Env, port: Path) -> str:
+def _served(bench: Bench) -> str:
+    """A port serves when its verdict is `works`, which `validate` has left in it."""
+    port = bench.port(demo_folder(), BUNDLED, *BUNDLED_FLAGS)
+    if not (port / "validation.json").is_file():
+        _verdict(bench)
     messages = [{"role": "user", "content": demo_question()}]
     body = {"model": "demo", "messages": messages, "temperature": 0}
     try:
-        with serving(env, port) as ready:
+        with serving(bench.env, port) as ready:
             answer = asked(f"{ready['url']}/v1/chat/completions", body, timeout=600)
     except (RuntimeError, OSError) as error:
         raise Failed(str(error)[-500:]) from error
@@ -157,15 +207,18 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=Path("neuron-contract.jsonl"))
     given = parser.parse_args()
     source = source_folder(given.nxd_source)
-    version = version_of(source)
-    print(f"neuronx_distributed {version}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="neuron-contract-") as work:
-        env = environment(source, Path(work) / "state")
-        todo = chain(
-            () if given.bundled else tiny_checks(env, Path(work)),
-            () if given.quick else bundled_checks(env, Path(work)),
-        )
-        return int(run_checks(todo, given.results, {"nxd": version}) > 0)
+    facts = {"nxd": version_of(source), "source": source_digest(*GRAPH_SOURCES)[:12]}
+    print(f"neuronx_distributed {facts['nxd']}", flush=True)
+    work = given.results.with_suffix(".work").resolve() / f"{facts['nxd']}-{facts['source']}"
+    work.mkdir(parents=True, exist_ok=True)
+    bench = Bench(environment(source, work / "state"), work)
+    todo = chain(
+        () if given.bundled else tiny_checks(bench), () if given.quick else bundled_checks(bench)
+    )
+    failed = run_rest(todo, given.results, facts)
+    if not failed:
+        shutil.rmtree(work)
+    return int(failed > 0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
-"""One graph, lowered in a process of its own: a second bucket in one process once died in torch_xla's allocator.
+"""Lowers and runs graphs by the real torch_xla, each in a process of its own: a second bucket in one process once died
+in torch_xla's allocator.
 
-In: a JSON object on stdin. Out: one JSON line; the HLO text goes into a file. torch_xla comes before all of ours.
+In: a JSON object a line on stdin. Out: a JSON line each, `{"error": …}` when its process failed. torch_xla takes
+seconds to import, so this process imports it once, makes nothing with it, and forks for each object. It comes before
+all of ours.
 """
 
 from __future__ import annotations
@@ -9,116 +12,117 @@ import json
 import os
 import resource
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 import torch_xla  # isort: skip
 import torch
-import torch_xla.core.xla_model as xm
-import torch_xla.runtime as xr
 
-from gemma_neuron.backends.base import CompileSpec, UnitSpec
+from gemma_neuron.backends.base import CompileSpec, PortPart, UnitSpec
 from gemma_neuron.backends.neuron.shell import RankShell
+from gemma_neuron.backends.neuron.tracer import trace
 from gemma_neuron.backends.tensors import INPUT_NAMES, TORCH_DTYPES, example_inputs
 from gemma_neuron.models.registry import read_geometry, read_parameter_table
 from gemma_neuron.models.view import rank_view
+from gemma_neuron.port import Port
 from gemma_neuron.sharding.placement import place
-
-
-class Mappings:
-    """The two mapping functions as NxD's parallel_layers/comm.py calls torch_xla."""
-
-    def __init__(self, world: int) -> None:
-        self.groups = [list(range(world))]
-
-    def reduce_from_tensor_model_parallel_region(self, x: Any) -> Any:
-        if len(self.groups[0]) == 1:
-            return x
-        return xm.all_reduce(xm.REDUCE_SUM, [x], groups=self.groups, pin_layout=True)[0]
-
-    def gather_from_tensor_model_parallel_region_with_dim(self, x: Any, dim: int) -> Any:
-        if len(self.groups[0]) == 1:
-            return x
-        moved = x.transpose(0, dim)
-        joined = xm.all_gather(moved, dim=0, groups=self.groups, output=None, pin_layout=False)
-        return joined.contiguous().transpose(0, dim)
+from scripts.lowering import tracing
+from scripts.lowering.mappings import Mappings, world_of
 
 
 def main() -> None:
-    asked = json.loads(sys.stdin.read())
-    world = asked["tp"]
-    xr.world_size = lambda: world
-    xr.global_ordinal = lambda: asked["rank"]
-    before = peak()
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(forked(json.loads(line))) + "\n")
+        sys.stdout.flush()
+
+
+def forked(asked: dict[str, Any]) -> dict[str, Any]:
+    """What a process of its own answers."""
+    asked["library_bytes"] = library_bytes()
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        try:
+            found = (run if asked.get("weights") else lowered)(asked)
+        except BaseException:
+            found = {"error": traceback.format_exc()}
+        with os.fdopen(write, "w") as pipe:
+            json.dump(found, pipe)
+        os._exit(0)  # torch_xla's own end of a process may hang
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    found = json.loads(text) if text else {"error": f"the process ended with status {status}"}
+    return dict(found)
+
+
+def part_of(asked: dict[str, Any]) -> PortPart:
     geometry = read_geometry(asked["config"])
-    plan = place(geometry, read_parameter_table(geometry), world, asked["strategy"])
-    spec = CompileSpec(backend="neuron", **asked["spec"])
-    unit = UnitSpec(**asked["unit"])
-    dtype = TORCH_DTYPES[spec.dtype]
-    shell = RankShell(
-        rank_view(geometry, plan, spec), plan, dtype, spec.max_context, Mappings(world)
-    )
-    if asked.get("weights"):
-        fill(shell, asked)
+    plan = place(geometry, read_parameter_table(geometry), asked["tp"], asked["strategy"])
+    spec, unit = CompileSpec(backend="neuron", **asked["spec"]), UnitSpec(**asked["unit"])
+    return PortPart(geometry=geometry, plan=plan, spec=spec, unit=unit, port=Port(Path("none")))
+
+
+def lowered(asked: dict[str, Any]) -> dict[str, Any]:
+    """One rank's graph: by the product's own tracing on NxD's source, or with NxD's two mappings written out."""
+    part = part_of(asked)
+    if asked.get("nxd"):
+        tracing.provide(Path(asked["nxd"]))
+        trace(part)
+        made = tracing.MADE[-1]
+    else:
+        world_of(part.plan.tp, asked["rank"])
+        inputs = dict(zip(INPUT_NAMES, example_inputs(part.unit), strict=False))
+        made = tracing.lower(shell_of(part).eval(), inputs)
+    Path(asked["text"]).write_text(made.text)
+    # A process of its own would also have what importing touched of the libraries, which a fork has not mapped.
+    return made.facts() | {"peak_bytes": asked["library_bytes"] + peak() - library_bytes()}
+
+
+def shell_of(part: PortPart) -> RankShell:
+    view = rank_view(part.geometry, part.plan, part.spec)
+    dtype = TORCH_DTYPES[part.spec.dtype]
+    return RankShell(view, part.plan, dtype, part.spec.max_context, Mappings(part.plan.tp))
+
+
+def run(asked: dict[str, Any]) -> dict[str, Any]:
+    """Execute one call on the CPU client, with weights and states of files; outputs and states into files."""
+    from safetensors.torch import load_file, save_file
+
+    part = part_of(asked)
+    world_of(part.plan.tp, asked["rank"])
+    shell = shell_of(part)
+    parameters, buffers = dict(shell.named_parameters()), dict(shell.named_buffers())
+    for name, tensor in load_file(asked["weights"]).items():
+        parameters[f"core.{name}"].data.copy_(tensor)
+    for name, tensor in (load_file(asked["states"]) if asked["states"] else {}).items():
+        buffers[name].copy_(tensor)
     device = torch_xla.device()
     shell.eval().to(device)
-    held = dict(shell.named_parameters()) | dict(shell.named_buffers())
-    inputs = dict(zip(INPUT_NAMES, example_inputs(unit), strict=False))
-    if asked.get("inputs"):
-        inputs = {n: torch.tensor(v, dtype=torch.int32) for n, v in asked["inputs"].items()}
+    inputs = {
+        n: torch.tensor(v, dtype=torch.int32, device="cpu") for n, v in asked["inputs"].items()
+    }
     with torch.no_grad():
         outputs = list(shell(**{name: value.to(device) for name, value in inputs.items()}))
-    states = [getattr(shell, own) for own in shell.state_names.values()]
-    answer: dict[str, Any] = {}
-    if asked.get("weights"):
-        keep(outputs, dict(zip(shell.state_names.values(), states, strict=True)), asked)
-    else:
-        context = torch_xla._XLAC.lowering.LoweringContext("graph")
-        context.build(outputs + states)
-        proto = context.hlo()
-        numbers = {name: context.tensor_parameter_id(value) for name, value in held.items()}
-        text = torch_xla._XLAC._get_xla_tensors_hlo(outputs + states)
-        Path(asked["text"]).write_text(text)
-        answer = {
-            "bytes": len(proto),
-            "numbers": {name: -1 if n is None else n for name, n in numbers.items()},
-            "shapes": {name: [list(v.shape), str(v.dtype)] for name, v in held.items()},
-            "states": list(shell.state_names.values()),
-            "outputs": [[list(v.shape), str(v.dtype)] for v in outputs + states],
-        }
-    answer |= {"base_bytes": before, "peak_bytes": peak()}
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
-    os._exit(0)
-
-
-def fill(shell: Any, asked: dict[str, Any]) -> None:
-    """Weights and states of files instead of blank ones."""
-    from safetensors.torch import load_file
-
-    tensors = load_file(asked["weights"])
-    parameters = dict(shell.named_parameters())
-    for name, tensor in tensors.items():
-        target = parameters[f"core.{name}"]
-        target.data.copy_(tensor.to(target.dtype))
-    if asked.get("states"):
-        buffers = dict(shell.named_buffers())
-        for name, tensor in load_file(asked["states"]).items():
-            buffers[name].copy_(tensor)
-
-
-def keep(outputs: list[Any], states: dict[str, Any], asked: dict[str, Any]) -> None:
-    """Execute on the CPU client, and write outputs and states."""
-    from safetensors.torch import save_file
-
     torch_xla.sync()
-    made = {f"out.{i}": value.cpu().contiguous() for i, value in enumerate(outputs)}
-    save_file(made, asked["out"])
-    save_file({n: v.cpu().contiguous() for n, v in states.items()}, asked["new_states"])
+    names = shell.state_names.values()
+    save_file({f"out.{i}": v.cpu().contiguous() for i, v in enumerate(outputs)}, asked["out"])
+    save_file({n: getattr(shell, n).cpu().contiguous() for n in names}, asked["new_states"])
+    return {}
 
 
 def peak() -> int:
+    """Most resident bytes of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def library_bytes() -> int:
+    """Resident bytes of this process that are pages of files."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssFile:"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The lowered graphs of a tiny model, run on the CPU client at one rank, against stock transformers."""
+"""The lowered graphs of each family's tiny model, run on the CPU client at one rank, against stock transformers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from gemma_neuron.pipeline import shard
 from gemma_neuron.pipeline.request import CompileRequest
 from gemma_neuron.port import Port
 from scripts.checks import Failed
+from tests.families import write_family
 from tests.stock import stock_logits
-from tests.tiny import write_tiny_gemma4
 
 BAR = 1e-4
 """Largest difference of a logit, relative to the largest: float32 rounding with room."""
-PROMPT, STEPS, BUCKET = 20, 3, 24
+PROMPT, STEPS, BUCKET, WINDOW = 20, 3, 24, 8
 
 
-def executed(child: Callable[[dict[str, Any]], Any], work: Path) -> str:
+def executed(ask: Callable[[dict[str, Any]], Any], family: str, work: Path) -> str:
     """Prefill a prompt beyond the window, then a few decode steps; each call a process, states through files.
 
     Raises Failed when a logit differs too much.
     """
-    source = write_tiny_gemma4(work / "tiny", layers=2, sliding_window=8)
-    shard(str(source), CompileRequest(out=work / "port", backend="", tp=1), None)
-    port = Port(work / "port")
+    name = family.lower()
+    source = write_family(work / f"tiny-{name}", family, sliding_window=WINDOW)
+    port = Port(work / f"port-{name}")
+    shard(str(source), CompileRequest(out=port.path, backend="", tp=1), None)
     spec = CompileSpec(
         backend="neuron", dtype="float32", slots=1, max_context=48, buckets=(BUCKET,)
     )
@@ -57,7 +58,7 @@ def executed(child: Callable[[dict[str, Any]], Any], work: Path) -> str:
     worst, states = 0.0, ""
     for unit, tokens, positions, length in calls:
         inputs = {"tokens": [tokens], "positions": [positions], "slots": [0], "lengths": [length]}
-        child(common | {"unit": asdict(unit), "inputs": inputs, "states": states})
+        ask(common | {"unit": asdict(unit), "inputs": inputs, "states": states})
         states = common["new_states"]
         got = load_file(common["out"])["out.0"][0]
         last = positions[length - 1]

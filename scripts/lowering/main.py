@@ -1,4 +1,7 @@
-"""See scripts/lowering-check. One line a graph, appended to a result file as JSON too; exit 1 when one failed."""
+"""See scripts/lowering-check. One line a graph, appended to a result file as JSON too; exit 1 when one failed.
+
+A check that passed there, with the same NxD and the same code of ours, is not run again.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gemma_neuron.artifacts import source_digest
 from gemma_neuron.backends.base import CompileSpec, PortPart, UnitSpec
 from gemma_neuron.backends.neuron.audit import expected_states, expected_weights
+from gemma_neuron.backends.neuron.backend import GRAPH_SOURCES
 from gemma_neuron.backends.neuron.memory import traced_bytes
 from gemma_neuron.demo import demo_folder
 from gemma_neuron.models.registry import read_geometry, read_parameter_table
@@ -22,19 +28,23 @@ from gemma_neuron.models.view import rank_view
 from gemma_neuron.plan import ShardPlan
 from gemma_neuron.port import Port
 from gemma_neuron.sharding.placement import place
-from scripts.checks import Check, Failed, output_of, run_checks
+from scripts.checks import Check, Failed, run_rest
 from scripts.lowering.execute import executed
 from scripts.lowering.hlo import Facts, facts
+from scripts.lowering.server import Child
 from scripts.make_slice import LAYERS
-from tests.real_configs import real_config
+from scripts.nxd_source import source_folder, version_of
+from tests.families import FAMILIES
+from tests.real_configs import real_config, text_of
 from tests.sizes import size_config
 
-ROOT = Path(__file__).parents[2]
 TP = 8
 OTHER_RANK = 3
 MOST_CONSTANT = 1024
 """Elements a literal may have: far below any weight of these models."""
 MEMORY_TOLERANCE = 0.15
+GEMMA3_LAYERS = 6
+"""One global layer after five sliding ones."""
 REFUSED_TYPES = {"f64", "c64", "c128", "s4", "u4"}
 ALLOWED: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "allowed_opcodes.json").read_text()
@@ -57,13 +67,19 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """TRACER_BYTES was chosen on the first seven, the last three had no part in it."""
+    """TRACER_BYTES was chosen on the first seven; the others had no part in it."""
     bundled = json.loads((demo_folder() / "config.json").read_text())
     for strategy in ("replicate-kv", "replicate-global"):
         yield Case(f"bundled, {strategy}", bundled, 1024, strategy)
     for size in ("31B", "26B-A4B", "12B", "E4B", "E2B"):
         config = size_config(size, LAYERS[size])
         yield Case(f"{size}, {LAYERS[size]} layers", config, 8192)
+    few = size_config("31B", LAYERS["31B"])
+    yield Case(f"31B, {LAYERS['31B']} layers, replicate-global", few, 8192, "replicate-global")
+    yield Case("gemma-3-270m, whole", real_config("gemma-3-270m"), 8192)
+    gemma3 = real_config("gemma-3-27b")
+    gemma3["text_config"]["num_hidden_layers"] = GEMMA3_LAYERS
+    yield Case(f"gemma-3-27b, {GEMMA3_LAYERS} layers", gemma3, 8192)
     yield Case("gemma-3-27b, whole", real_config("gemma-3-27b"), 8192, on_demand=True)
     yield Case("31B, whole", size_config("31B"), 8192, on_demand=True)
     yield Case("31B, whole, replicate-global", size_config("31B"), 8192, "replicate-global", True)
@@ -78,7 +94,10 @@ def parts(case: Case) -> list[PortPart]:
     ]
 
 
-def lowered(python: str, case: Case, unit: UnitSpec, rank: int, text: Path) -> dict[str, Any]:
+def lowered(
+    ask: Child, case: Case, unit: UnitSpec, rank: int, text: Path, nxd: Path | None
+) -> dict[str, Any]:
+    """`nxd`: the source to trace with; else its two mappings as written down here."""
     spec = asdict(case.spec())
     del spec["backend"]
     asked = {
@@ -89,18 +108,9 @@ def lowered(python: str, case: Case, unit: UnitSpec, rank: int, text: Path) -> d
         "spec": spec,
         "unit": asdict(unit),
         "text": str(text),
+        "nxd": str(nxd or ""),
     }
-    return child(python, asked)
-
-
-def child(python: str, asked: dict[str, Any]) -> dict[str, Any]:
-    printed = output_of(
-        [python, Path(__file__).parent / "child.py"],
-        input=json.dumps(asked),
-        env=os.environ | {"PJRT_DEVICE": "CPU", "PYTHONPATH": str(ROOT)},
-    )
-    found: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
-    return found
+    return ask(asked)
 
 
 def problems(case: Case, part: PortPart, made: dict[str, Any], found: Facts) -> list[str]:
@@ -114,6 +124,10 @@ def problems(case: Case, part: PortPart, made: dict[str, Any], found: Facts) -> 
         wrong.append(f"no parameter of the graph: {unnamed[:3]} ({len(unnamed)})")
     if surplus := set(made["numbers"]) - set(wanted) - set(states):
         wrong.append(f"not in the plan: {sorted(surplus)[:3]}")
+    if sorted(made["states"]) != sorted(states):
+        wrong.append(f"re-assigned: {sorted(made['states'])[:3]}, not the KV states")
+    if unread := [name for name, number in made["inputs"].items() if number < 0]:
+        wrong.append(f"inputs the graph does not read: {unread}")
     if made["outputs"][-len(states) :] != [made["shapes"][name] for name in made["states"]]:
         wrong.append("a state goes out in another shape or type than it came in")
     if found.largest_constant > MOST_CONSTANT:
@@ -134,7 +148,7 @@ def problems(case: Case, part: PortPart, made: dict[str, Any], found: Facts) -> 
 
 def expected_sums(plan: ShardPlan, case: Case) -> int:
     """Embedding tables, and per layer the MLP, attention unless replicated, and experts."""
-    text = case.config["text_config"]
+    text = text_of(case.config)
     tables = 2 if text.get("hidden_size_per_layer_input") else 1
     per_layer = 2 if text.get("enable_moe_block") else 1
     attention = sum(layer.placement != "replicated" for layer in plan.layers)
@@ -145,11 +159,14 @@ def allowed() -> set[str]:
     return {o for kind, row in ALLOWED.items() if kind != "refused" for o in row["opcodes"]}
 
 
-def examine(python: str, case: Case, part: PortPart, work: Path) -> str:
-    """What to show of one graph. Raises Failed with what is wrong, and the same."""
+def examine(ask: Child, nxd: Path | None, case: Case, part: PortPart, work: Path) -> str:
+    """What to show of one graph. Raises Failed with what is wrong, and the same.
+
+    With NxD's source, rank 0 is traced by it and the other rank by the two mappings written down here.
+    """
     first, second = work / "rank0.txt", work / "rank3.txt"
-    made = lowered(python, case, part.unit, 0, first)
-    lowered(python, case, part.unit, OTHER_RANK, second)
+    made = lowered(ask, case, part.unit, 0, first, nxd)
+    lowered(ask, case, part.unit, OTHER_RANK, second, None)
     found = facts(first.read_text())
     wrong = problems(case, part, made, found)
     if first.read_bytes() != second.read_bytes():
@@ -173,6 +190,7 @@ def main() -> int:
     parser.add_argument("--python", required=True)
     parser.add_argument("--only", action="append", default=[], help="part of a case's name")
     parser.add_argument("--results", type=Path, default=Path("lowering-check.jsonl"))
+    parser.add_argument("--nxd-source", metavar="DIR")
     parser.add_argument("--llama", metavar="NXD_CHECKOUT")
     given = parser.parse_args()
     if given.llama:
@@ -180,25 +198,21 @@ def main() -> int:
         return subprocess.run(
             script, env=os.environ | {"PJRT_DEVICE": "CPU"}, check=False
         ).returncode
-    with tempfile.TemporaryDirectory(prefix="lowering-") as folder:
-        todo = graphs(given.python, given.only, Path(folder))
-        return int(run_checks(todo, given.results) > 0)
+    nxd = source_folder(given.nxd_source)
+    shown = {"nxd": version_of(nxd), "source": source_digest(*GRAPH_SOURCES)[:12]}
+    with tempfile.TemporaryDirectory(prefix="lowering-") as folder, Child(given.python) as ask:
+        todo = graphs(ask, nxd, given.only, Path(folder))
+        return int(run_rest(todo, given.results, shown) > 0)
 
 
-def graphs(python: str, only: list[str], work: Path) -> Iterator[Check]:
+def graphs(ask: Child, nxd: Path | None, only: list[str], work: Path) -> Iterator[Check]:
     for case in cases():
         if not any(text in case.name for text in only) if only else case.on_demand:
             continue
         for part in parts(case):
-            yield (
-                f"{case.name}: {part.unit.name}",
-                lambda c=case, p=part: examine(python, c, p, work),
-            )
-    if not only or "execute" in only:
-        yield (
-            "execute: tiny model at tp 1 against stock",
-            lambda: executed(lambda asked: child(python, asked), work),
-        )
+            yield f"{case.name}: {part.unit.name}", partial(examine, ask, nxd, case, part, work)
+    for family in FAMILIES if not only or "execute" in only else ():
+        yield f"execute: tiny {family} at tp 1 against stock", partial(executed, ask, family, work)
 
 
 if __name__ == "__main__":

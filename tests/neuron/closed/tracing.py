@@ -76,10 +76,12 @@ def generate_hlo(
     treat_inputs_as_kwargs: bool,
 ) -> HloArtifacts:
     """Trace without computing. A buffer that `forward` re-assigns is state; what the graph does not read is no
-    parameter of it; a tensor that is neither parameter, buffer nor input cannot be traced."""
+    parameter of it; a tensor that is neither parameter, buffer nor input cannot be traced. Meanwhile a second copy of
+    the module's tensors is held, as by torch_xla, whose device of the CPU the module is moved to."""
     assert cpu_backend and treat_inputs_as_kwargs and enable_aliasing and preserve_parameters
     assert not (inline_weights_to_neff or return_weights or output_aliased_tensor)
     held = dict(model.named_parameters()) | dict(model.named_buffers())
+    moved = [tensor.detach().clone() for tensor in held.values()]
     blank = {n: _blank(t) for n, t in (example_inputs | held).items()}
     own = {name: blank[name] for name in held}
     tracer = graphs.Tracer(list(blank.values()))
@@ -91,6 +93,7 @@ def generate_hlo(
     results = [tracer.node(tensor) for tensor in (*outputs, *(now[name] for name in changed))]
     assert all(isinstance(node, Node) for node in results), "an output from outside the graph"
     structure = "tuple" if isinstance(result, tuple) else "tensor"
+    del moved
     return _artifacts(tracer, list(example_inputs), list(held), changed, results, structure)
 
 
