@@ -170,6 +170,7 @@ def long_positions(strategy: str) -> Callable[[Hour], str]:
         source, out = slice_of(hour), hour.work / f"slice-{strategy}"
         given = ("--tp", 8, "--strategy", strategy, *SLICE)
         made = command("compile", source, "--out", out, "--backend", "neuron", *given)
+        planned = command("plan", source, *given)["host_peak_bytes"]["compile"]
         measure = [sys.executable, "-m", "scripts.first_hour_positions"]
         stock = hour.work / "slice-stock.safetensors"
         if not stock.is_file():
@@ -179,8 +180,9 @@ def long_positions(strategy: str) -> Callable[[Hour], str]:
         if far:
             raise Failed(f"farther from stock than rounding explains, by prompt length: {far}")
         return (
-            f"compiled in {made['seconds']:.0f} s, host peak {made['host_peak_bytes'] / 1e9:.1f} GB; difference "
-            f"in multiples of bfloat16's own {found['times_noise']}; decode {found['ms']:.1f} ms a token"
+            f"compiled in {made['seconds']:.0f} s, host peak {made['host_peak_bytes'] / 1e9:.1f} GB, planned "
+            f"{planned / 1e9:.1f} GB; difference in multiples of bfloat16's own {found['times_noise']}; "
+            f"decode {found['ms']:.1f} ms a token"
         )
 
     return check

@@ -90,6 +90,7 @@ def tiny_checks(bench: Bench) -> Iterator[Check]:
     yield "first hour, tiny models", partial(_first_hour, bench)
     for unit in trace_memory.UNITS:
         yield f"six layers of 31B, memory of a trace: {unit}", partial(_memory, bench, unit)
+    yield "rank files are mapped", partial(_mapped, bench)
 
 
 def bundled_checks(bench: Bench) -> Iterator[Check]:
@@ -160,6 +161,22 @@ def _memory(bench: Bench, unit: str) -> str:
         f"predicted {found['predicted_bytes'] / 1e9:.2f} GB ({share:+.1%}); graph {found['graph_bytes']} bytes"
     )
     if abs(share) > MEMORY_TOLERANCE:
+        raise Failed(shown)
+    return shown
+
+
+def _mapped(bench: Bench) -> str:
+    """A rank of some 30 MB: what the process takes of its own to hand it to the runtime."""
+    wide = bench.work / "wide"
+    if not wide.is_dir():
+        write_tiny_gemma4(wide, layers=2, hidden_size=2048, intermediate_size=8192)
+    bench.compiled(bench.env, wide, "mapped", "--max-context", 48, "--buckets", 24)
+    done = run(bench.env, "tests.neuron.mapped", bench.work / "mapped")
+    if done.code != 0:
+        raise Failed(done.stderr[-500:])
+    total, own = done.document["weight_bytes"], done.document["own_bytes"]
+    shown = f"{total} bytes of weights, {own} of the process's own"
+    if own > total / 4:
         raise Failed(shown)
     return shown
 
