@@ -67,7 +67,8 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """TRACER_BYTES was chosen on the first seven; the others had no part in it."""
+    """TRACER_BYTES was chosen on the first seven, whose peaks lie from -14 to +8 % of the prediction; the others had no
+    part in that, and lie from -9 to +11 %."""
     bundled = json.loads((demo_folder() / "config.json").read_text())
     for strategy in ("replicate-kv", "replicate-global"):
         yield Case(f"bundled, {strategy}", bundled, 1024, strategy)
