@@ -46,11 +46,10 @@ def reference(source: Path, path: Path) -> None:
 
 
 def compare(port: Path, path: Path) -> dict[str, object]:
-    """`times_noise`: prompt length → the largest multiple; `ms`: median of a decode step, in milliseconds."""
+    """`times_noise`: prompt length → its worst position's distance over stock's worst there; `ms`: median of a decode step, in milliseconds."""
     arrays = load_file(path)
     text = arrays["tokens"].tolist()
     row = {position: i for i, position in enumerate(positions())}
-    noise = _distance(arrays["bfloat16"], arrays["float32"]).mean()
     runner = runner_factory(open_port(port))()
     found, spent = {}, []
     for length in LENGTHS:
@@ -59,8 +58,10 @@ def compare(port: Path, path: Path) -> dict[str, object]:
             started = time.perf_counter()
             got.append(decode_one(runner, text[position], position))
             spent.append(time.perf_counter() - started)
-        want = arrays["float32"][[row[length - 1 + i] for i in range(len(got))]]
-        found[length] = round(float(_distance(np.stack(got), want).max() / noise), 2)
+        rows = [row[length - 1 + i] for i in range(len(got))]
+        noise = _distance(arrays["bfloat16"][rows], arrays["float32"][rows]).max()
+        far = _distance(np.stack(got), arrays["float32"][rows]).max()
+        found[length] = round(float(far / noise), 2)
     runner.close()
     return {"times_noise": found, "ms": 1000 * sorted(spent)[len(spent) // 2]}
 
