@@ -46,7 +46,8 @@ def reference(source: Path, path: Path) -> None:
 
 
 def compare(port: Path, path: Path) -> dict[str, object]:
-    """`times_noise`: prompt length → its worst position's distance over stock's worst there; `ms`: median of a decode step, in milliseconds."""
+    """`times_noise`: prompt length → its worst position's distance over that of stock's bfloat16 there; `ms`: median of
+    a decode step, in milliseconds."""
     arrays = load_file(path)
     text = arrays["tokens"].tolist()
     row = {position: i for i, position in enumerate(positions())}
