@@ -21,7 +21,7 @@ from scripts.checks import Check, Failed, output_of, passed, run_checks
 from tests.neuron.flow import ROOT, asked, serving
 
 TINY = ("--dtype", "float32", "--max-context", "48", "--slots", "3", "--buckets", "24")
-SLICE = ("--max-context", "4096", "--slots", "1", "--buckets", "512")
+SLICE = ("--max-context", "2560", "--slots", "1", "--buckets", "512")
 MOST_TIMES_NOISE = 3.0
 """How much farther from stock's float32 a port may be than stock's own bfloat16 is: its sums run in another order. A
 wrong layer or position is tens of times as far."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gemma_neuron.backends.cpu.plain import is_plain, plainly_named
+from gemma_neuron.backends.plain import is_plain, plainly_named
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,15 @@ def test_eight_ranks_equal_stock(compiled: Compiled, sdk: Env, stock: Path) -> N
     against_stock(sdk, port, stock)
 
 
+def test_a_folder_with_blanks_and_quotes_in_its_name(
+    source: Path, sdk: Env, tmp_path: Path
+) -> None:
+    """NxD writes paths into flags that are taken apart at blanks."""
+    done = compile_port(sdk, source, tmp_path / "it's my port", *FLAGS)
+    assert done.code == 0, done.stderr
+    assert done.document["units"] == {"total": 4, "built": 4, "reused": 0}
+
+
 def test_a_second_run_builds_nothing(source: Path, compiled: Compiled, sdk: Env) -> None:
     port, done = compiled
     again = compile_port(sdk, source, port, *FLAGS)

@@ -29,6 +29,7 @@ from gemma_neuron.backends.neuron.interface import (
 from gemma_neuron.backends.neuron.keys import LAYOUT_NAME
 from gemma_neuron.backends.neuron.tracer import Traced
 from gemma_neuron.backends.neuron.watch import CompilerStalledError, Watch
+from gemma_neuron.backends.plain import plainly_named
 from gemma_neuron.errors import CompileError, CompilerFaultError, GemmaNeuronError
 
 NEFF_NAME, GRAPH_NAME, LOG_NAME, COMMAND_NAME = (
@@ -48,13 +49,15 @@ def compile_traced(traced: Traced, folder: Path, limits: Limits) -> BuiltUnit:
     check_rank_files((port.rank_file(rank) for rank in range(plan.tp)), plan)
     work = folder / WORK_NAME
     work.mkdir()
-    compile_once = _action(traced, work)
     watch: Watch[dict[str, Path]] = Watch(work, limits.stall_seconds)
-    try:
-        made = watch.run(compile_once)
-    except (CompilerStalledError, RuntimeError) as error:
-        raise _failure(traced, folder, error) from error
-    files = _gather(traced, folder, made)
+    # NxD adds the log file's path to the flags, which are taken apart at blanks.
+    with plainly_named(work) as named:
+        compile_once = _action(traced, Path(named))
+        try:
+            made = watch.run(compile_once)
+        except (CompilerStalledError, RuntimeError) as error:
+            raise _failure(traced, folder, error) from error
+        files = _gather(traced, folder, made)
     shutil.rmtree(work)
     sync_folder(folder)
     return BuiltUnit(key=traced.key, files=files, host_peak_bytes=watch.peak_bytes)
