@@ -1,7 +1,7 @@
 """Names of folders that compilers' command lines can hold.
 
-torch and NxD write such a line as one text, which is taken apart at blanks and quotes again, so that a work folder named
-`my port` or `it's` becomes two arguments. Such a folder is named by a link that lies in a plain place.
+torch and NxD write such a line as one text, which is taken apart at blanks and quotes again, so that a work folder
+named `my port` or `it's` becomes two arguments. Such a folder is named by a link that lies in a plain place.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ import torch
 
 from gemma_neuron.artifacts import digest_bytes, digest_json, sync_folder
 from gemma_neuron.backends.base import BuiltUnit, CompileSpec, UnitSpec
-from gemma_neuron.backends.plain import is_plain, plainly_named
 from gemma_neuron.backends.cpu.ranks import AllRanks, rank_axes, stacked_shape
 from gemma_neuron.backends.cpu.toolchain import compiles_vector_code, host_key
+from gemma_neuron.backends.plain import is_plain, plainly_named
 from gemma_neuron.backends.tensors import TORCH_DTYPES, example_inputs, flat, weight_dtype
 from gemma_neuron.errors import CompileError, CompilerFaultError
 from gemma_neuron.geometry import ModelGeometry
