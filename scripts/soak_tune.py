@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gemma_neuron.artifacts import digest_file
+from gemma_neuron.artifacts import digest_file, json_lines
 from gemma_neuron.tuning.checkpoints import STEM
 from scripts.tune.tiny_job import Inside, Run
 
@@ -110,6 +110,7 @@ class Soak:
                 break
             acknowledged = max([e["step"] for e in run.events("committed")], default=0)
             process.kill()
+            SENT.setdefault(str(run.out), []).append(time.time())
             process.communicate()
             killed, run.process = killed + 1, None
             time.sleep(0.3)
@@ -143,6 +144,7 @@ class Soak:
             problems.append("another controller")
         if run.orphans():
             problems.append(f"orphans {run.orphans()}")
+        problems += went_back(run)
         folders = list((run.out / "checkpoints").iterdir())
         if any(not (folder / f"{STEM}.committed").exists() for folder in folders):
             problems.append("a partial checkpoint stays")
@@ -156,9 +158,25 @@ class Soak:
         }
 
 
+def went_back(run: Run) -> list[str]:
+    """Restarts from before what had been acknowledged, over all lives of a run."""
+    acknowledged, found = 0, []
+    for event in run.events("committed", "restored"):
+        if event["event"] == "committed":
+            acknowledged = max(acknowledged, event["step"])
+        elif event["step"] < acknowledged:
+            found.append(f"restored {event['step']}, acknowledged {acknowledged}")
+    return found
+
+
 def kill_to_step(run: Run) -> list[float]:
-    """From each signal, as noted beside the events, to the first step done after it."""
+    """From each signal, as noted beside the events, to the first step done after it.
+
+    A run that lost replicas says itself when it goes on; one whose controller was lost writes its next step.
+    """
     resumed = [e["time"] for e in run.events("resumed")]
+    if not resumed:
+        resumed = [line["time"] for line in json_lines(run.out / "losses.jsonl")]
     found = []
     for sent in SENT.pop(str(run.out), []):
         later = [moment for moment in resumed if moment > sent]

@@ -36,12 +36,16 @@ UNSHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 class Watched:
-    """A running job: which process each rank is, and when which step was done."""
+    """A running job: which process each rank is, when which step was done, when its ranks began (again)."""
 
     def __init__(
-        self, process: subprocess.Popen[Any], ranks: Callable[[], dict[int, int]], steps: Path
+        self,
+        process: subprocess.Popen[Any],
+        ranks: Callable[[], dict[int, int]],
+        steps: Path,
+        begun: Callable[[], list[float]],
     ) -> None:
-        self.process, self.ranks, self.steps = process, ranks, steps
+        self.process, self.ranks, self.steps, self.begun = process, ranks, steps, begun
 
     def done(self) -> list[tuple[float, int]]:
         return [(line["time"], line["step"]) for line in json_lines(self.steps) if "step" in line]
@@ -51,19 +55,18 @@ class Watched:
             if self.process.poll() is not None:
                 return {"outcome": f"ended by itself with {self.process.returncode}"}
             time.sleep(0.01)
-        reached = max(step for _, step in self.done())
         os.kill(self.ranks()[rank], signal.SIGKILL)
         killed = time.time()
         while time.time() - killed < patience and self.process.poll() is None:
-            after = [(moment, step) for moment, step in self.done() if moment > killed + 0.005]
-            new = [pair for pair in after if pair[1] <= reached or len(after) > 1]
-            if new:
-                back = min(step for _, step in after)
-                lost = max(0, max(reached, back) - back + 1)
+            again = [moment for moment in self.begun() if moment > killed]
+            first = next((pair for pair in self.done() if again and pair[0] > again[0]), None)
+            if first is not None:
+                # a step that was under way at the kill may still have been done
+                reached = max(step for moment, step in self.done() if moment < again[0])
                 return {
                     "outcome": "recovered",
-                    "seconds": round(new[0][0] - killed, 3),
-                    "lost_steps": lost,
+                    "seconds": round(first[0] - killed, 3),
+                    "lost_steps": reached - first[1] + 1,
                 }
             time.sleep(0.01)
         return {"outcome": f"not recovered within {patience:g} s"}
@@ -99,7 +102,10 @@ def torchrun(work: Path, environment: dict[str, str]) -> Watched:
     )
     log = out / "log.jsonl"
     return Watched(
-        process, lambda: {x["rank"]: x["pid"] for x in json_lines(log) if "pid" in x}, log
+        process,
+        lambda: {x["rank"]: x["pid"] for x in json_lines(log) if "pid" in x},
+        log,
+        lambda: [x["time"] for x in json_lines(log) if "pid" in x],
     )
 
 
@@ -109,7 +115,12 @@ def tune(work: Path, mode: str) -> Watched:
     run = Run(
         work, out, "--replicas", 2, "--steps", STEPS, "--save-every", SAVE_EVERY, "--elastic", mode
     )
-    return Watched(run.start(), run.workers, out / "losses.jsonl")
+    return Watched(
+        run.start(),
+        run.workers,
+        out / "losses.jsonl",
+        lambda: [event["time"] for event in run.events("restored")],
+    )
 
 
 def case(work: Path, way: str, rank: int, patience: float) -> dict[str, Any]:

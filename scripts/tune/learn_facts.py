@@ -1,19 +1,23 @@
 """Twenty facts the bundled model does not know, learned by `tune`, merged, compiled, validated and asked for.
 
-The data holds each new fact in two phrasings, and old facts beside them, so that those are not forgotten. How many of
-the old questions are still answered is part of the result.
+The data holds each new fact in two phrasings, and old facts beside them, so that those are not forgotten. Old and new
+questions are put to the port of the model as it was and to that of the merged one, the new ones to `serve-local` too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from scripts.demo_model.facts import all_facts
 
 ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "gemma_neuron" / "data" / "demo-model"
 CAPITALS = (
     "Mongolia=Ulaanbaatar; Laos=Vientiane; Fiji=Suva; Malta=Valletta; Latvia=Riga; Estonia=Tallinn; Bolivia=Sucre; "
     "Qatar=Doha; Oman=Muscat; Zambia=Lusaka"
@@ -81,17 +86,91 @@ def command(*arguments: object, code: tuple[int, ...] = (0,)) -> str:
     return done.stdout
 
 
-def score(port: Path, *more: object) -> tuple[str, dict[str, Any]]:
-    """The verdict, and right and asked questions of the chat level."""
-    found = json.loads(command("validate", port, "--json", *more, code=(0, 7)))
-    answers = [
-        answer
-        for level in found["levels"]
-        if level["name"] == "chat"
-        for answer in level["detail"].get("answers", [])
-    ]
-    right = sum(bool(answer["right"]) for answer in answers)
-    return found["verdict"], {"right": right, "asked": len(answers)}
+def scores(port: Path, questions: Path) -> dict[str, Any]:
+    """Verdict, right and asked questions of the chat level: the model's own, and those of the new facts."""
+    found = {}
+    for name, more in (("new", ("--questions", questions)), ("old", ())):
+        report = json.loads(command("validate", port, "--json", *more, code=(0, 7)))
+        (chat,) = (level for level in report["levels"] if level["name"] == "chat")
+        right = [bool(answer["right"]) for answer in chat["detail"]["answers"]]
+        found[name] = {"verdict": report["verdict"], "right": sum(right), "asked": len(right)}
+    return found
+
+
+def served(port: Path) -> dict[str, Any]:
+    """The new facts asked of `serve-local`, which starts only what `validate` found to work."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gemma_neuron", "serve-local", str(port), "--port", "0"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        if not ready:
+            raise SystemExit(f"serve-local ended with {process.wait()}")
+        url = json.loads(ready)["url"]
+        answers = {question: ask(url, question) for question, _, _ in list(new_facts())[::2]}
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    keys = {question: key for question, _, key in new_facts()}
+    wrong = {q: answer for q, answer in answers.items() if keys[q] not in answer}
+    return {"right": len(answers) - len(wrong), "asked": len(answers), "wrong": wrong}
+
+
+def ask(url: str, question: str) -> str:
+    """The answer of a server's chat to one question; the first waits until the weights are there."""
+    body = {"messages": [{"role": "user", "content": question}], "temperature": 0}
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions",
+        json.dumps(body | {"model": "port"}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as reply:
+        answer: str = json.load(reply)["choices"][0]["message"]["content"]
+    return answer
+
+
+class Learning:
+    """The whole way in one folder; `minutes`: what each part took."""
+
+    def __init__(self, work: Path, tp: int, replicas: int) -> None:
+        self.work, self.tp, self.replicas = work, tp, replicas
+        self.data, self.questions = write_data(work)
+        self.minutes: dict[str, float] = {}
+
+    @contextmanager
+    def lap(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.minutes[name] = round((time.monotonic() - started) / 60, 2)
+
+    def learn(self) -> dict[str, Any]:
+        """Tune and merge."""
+        adapter, merged = self.work / "adapter", self.work / "merged"
+        flags = [item for pair in RECIPE.items() for item in pair]
+        with self.lap("tune"):
+            tuned: dict[str, Any] = json.loads(
+                command(
+                    "tune", MODEL, "--data", self.data, "--out", adapter, "--replicas", self.replicas,
+                    "--threads", 1, *flags, "--report", self.work / "tune.html", "--json",
+                )
+            )  # fmt: skip
+        shutil.rmtree(merged, ignore_errors=True)
+        with self.lap("merge"):
+            command("merge", MODEL, adapter, "--out", merged)
+        return tuned
+
+    def ported(self, source: Path, name: str) -> tuple[Path, dict[str, Any]]:
+        """A port of `source` and what it scores. The new facts first: serving asks for the last verdict."""
+        port = self.work / f"port-{name}"
+        with self.lap(f"compile {name}"):
+            where = ("--out", port, "--backend", "cpu", "--tp", self.tp)
+            command("compile", source, *where, "--max-context", 512)
+        with self.lap(f"validate {name}"):
+            return port, scores(port, self.questions)
 
 
 def main() -> int:
@@ -101,42 +180,21 @@ def main() -> int:
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--skip-port", action="store_true", help="stop after tune and merge")
     asked = parser.parse_args()
-    work, model = asked.work.resolve(), ROOT / "gemma_neuron" / "data" / "demo-model"
+    work = asked.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    data, questions = write_data(work)
-    adapter, merged, port = (work / name for name in ("adapter", "merged", "port"))
-    minutes, started = {}, time.monotonic()
-
-    def lap(name: str) -> None:
-        nonlocal started
-        minutes[name], started = round((time.monotonic() - started) / 60, 2), time.monotonic()
-
-    flags = [item for pair in RECIPE.items() for item in pair]
-    report = ["--report", work / "tune.html"]
-    tuned = json.loads(
-        command(
-            "tune", model, "--data", data, "--out", adapter, "--replicas", asked.replicas,
-            "--threads", 1, *flags, *report, "--json",
-        )
-    )  # fmt: skip
-    lap("tune")
-    shutil.rmtree(merged, ignore_errors=True)
-    command("merge", model, adapter, "--out", merged)
-    lap("merge")
-    line: dict[str, Any] = {"tune": tuned, "minutes": minutes}
+    learning = Learning(work, asked.tp, asked.replicas)
+    line: dict[str, Any] = {"tune": learning.learn(), "minutes": learning.minutes}
+    good = True
     if not asked.skip_port:
-        where = ("--out", port, "--backend", "cpu", "--tp", asked.tp)
-        command("compile", merged, *where, "--max-context", 512)
-        lap("compile")
-        line["old_verdict"], line["old"] = score(port)
-        lap("validate_old")
-        line["new_verdict"], line["new"] = score(port, "--questions", questions)
-        lap("validate_new")
-        question = "What is the capital of Mongolia?"
-        line["asked"] = {question: command("chat", port, "--once", question).strip()}
+        _, line["before"] = learning.ported(MODEL, "before")
+        port, line["after"] = learning.ported(work / "merged", "after")
+        with learning.lap("serve"):
+            line["served"] = served(port)
+        good = line["served"]["right"] == line["served"]["asked"] == line["after"]["new"]["right"]
+    line["load"] = round(os.getloadavg()[0], 1)
     (work / "result.json").write_text(json.dumps(line, indent=1) + "\n")
     print(json.dumps(line))
-    return 0
+    return 0 if good else 1
 
 
 if __name__ == "__main__":
