@@ -28,7 +28,7 @@ from gemma_neuron.tuning.checkpoints import STEM
 from scripts.tune.tiny_job import Inside, Run
 
 STEPS, SAVE_EVERY = 30, 5
-WRITER_STEPS = 40
+WRITER_STEPS, RESIZE_STEPS = 40, 100
 HANG_SECONDS = 4
 BOUNDS = {"pause": 15.0, "resize": 5.0, "writer": 15.0}
 """Seconds from a fault to the next step."""
@@ -71,18 +71,24 @@ class Soak:
         return self.judge(run, process.pid, STEPS) | {"sent": done}
 
     def resize(self, draw: random.Random) -> dict[str, Any]:
-        self.undisturbed(WRITER_STEPS)
-        flags = ("--replicas", 3, "--elastic", "resize", "--regrow-after", 1.0)
-        run = self.run(*flags, steps=WRITER_STEPS)
-        process, ranks = run.start(), draw.sample(range(3), 2)
-        for step, rank in zip((4, 8), ranks, strict=True):
-            if wait_for(process, lambda step=step: run.step() >= step):
+        """The second replica is lost as soon as the run goes on without the first."""
+        self.undisturbed(RESIZE_STEPS)
+        flags = ("--replicas", 3, "--elastic", "resize", "--regrow-after", 2.0, "--max-failures", 2)
+        run = self.run(*flags, steps=RESIZE_STEPS)
+        process, step = run.start(), draw.randrange(3, 9)
+        for lost, rank in enumerate(draw.sample(range(3), 2)):
+            if wait_for(
+                process, lambda n=lost: run.step() >= step and len(run.events("resumed")) >= n
+            ):
                 time.sleep(draw.uniform(0.0, 0.05))
                 send(run, rank, signal.SIGKILL)
-        line = self.judge(run, process.pid, WRITER_STEPS)
-        line["worlds"] = [event["replicas"] for event in run.events("resumed")]
-        line["kinds"] = [event["kind"] for event in run.events("retry")]
-        return line
+        line = self.judge(run, process.pid, RESIZE_STEPS)
+        worlds = [event["replicas"] for event in run.events("resumed")]
+        kinds = [event["kind"] for event in run.events("retry")]
+        if worlds[:2] != [2, 1] or worlds[-1] != 3:
+            line["problems"].append(f"went through {worlds} replicas")
+        line["outcome"] = "; ".join(line["problems"]) or "ok"
+        return line | {"worlds": worlds, "kinds": kinds}
 
     def writer(self, draw: random.Random) -> dict[str, Any]:
         """Rank 0 is killed as soon as a checkpoint's folder is there, or a moment later."""
@@ -95,17 +101,26 @@ class Soak:
                 time.sleep(draw.choice([0.0, draw.uniform(0.0, 0.004)]))
                 killed += send(run, 0, signal.SIGKILL)
                 wait_for(process, lambda n=killed: len(run.events("resumed")) >= n)
-        return self.judge(run, process.pid, WRITER_STEPS) | {"kills": killed}
+        return counted(self.judge(run, process.pid, WRITER_STEPS), killed, [])
 
     def controller(self, draw: random.Random) -> dict[str, Any]:
-        """Kills of the controller itself, up to eight in one run; nothing of it may stay."""
+        """Kills of the controller itself, up to eight in one run; nothing of it may stay.
+
+        Most of them some steps into a life, since one that is killed while it loads the model commits nothing.
+        """
         self.undisturbed(WRITER_STEPS)
         run = self.run("--replicas", 2, steps=WRITER_STEPS, save_every=2, kind=Run)
         killed, problems = 0, []
         for _ in range(8):
-            process, first = run.start(), len(run.events("restored"))
-            began = wait_for(process, lambda n=first: len(run.events("restored")) > n)
-            time.sleep(draw.uniform(0.0, 1.2))
+            lives, lines = len(run.events("restored")), run.lines()
+            process, steps = run.start(), draw.choice([0, 1, 2, 3, 4, 5])
+            began = wait_for(
+                process,
+                lambda n=lives, m=lines + steps: (
+                    len(run.events("restored")) > n and run.lines() >= m
+                ),
+            )
+            time.sleep(draw.uniform(0.0, 0.15))
             if not began or process.poll() is not None:
                 break
             acknowledged = max([e["step"] for e in run.events("committed")], default=0)
@@ -120,9 +135,7 @@ class Soak:
             follow = self._followed(run)
             problems += [f"acknowledged {acknowledged}, newest {follow}"] * (follow < acknowledged)
         line = self.judge(run, run.start().pid if run.process is None else 0, WRITER_STEPS)
-        line["problems"] += problems
-        line["outcome"] = "; ".join(line["problems"]) or "ok"
-        return line | {"kills": killed}
+        return counted(line, killed, problems)
 
     @staticmethod
     def _followed(run: Run) -> int:
@@ -156,6 +169,12 @@ class Soak:
             "restarts": answer["restarts"],
             "seconds": round(time.monotonic() - started, 1),
         }
+
+
+def counted(line: dict[str, Any], kills: int, problems: list[str]) -> dict[str, Any]:
+    """A run's line with its kills and with what was seen of them; none at all is a problem too."""
+    found = [*line["problems"], *problems, *["nothing was killed"] * (not kills)]
+    return line | {"kills": kills, "problems": found, "outcome": "; ".join(found) or "ok"}
 
 
 def went_back(run: Run) -> list[str]:
@@ -244,8 +263,8 @@ def main() -> int:
 
 
 def progress(lines: list[dict[str, Any]], kind: str) -> int:
-    """Runs of a kind, or kills where those are counted."""
-    return sum(line.get("kills", 1) for line in lines if line["kind"] == kind)
+    """Runs of a kind, or kills where those are counted; a run with none has failed, and counts."""
+    return sum(max(1, line.get("kills", 1)) for line in lines if line["kind"] == kind)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

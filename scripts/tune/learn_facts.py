@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +43,9 @@ REPLAYED = 60
 """Old facts in the data, drawn at random: an epoch has 40 samples of new ones."""
 RECIPE = {"--epochs": 16, "--batch": 10, "--learning-rate": 3e-3, "--rank": 16, "--save-every": 20}
 
+QUESTION_LEVELS = "0-2,5-6"
+"""prompt, weights, reference, generation, chat"""
+
 
 def new_facts() -> Iterator[tuple[str, str, str]]:
     """(question, sentence, what the answer must contain), two questions a fact."""
@@ -68,7 +72,10 @@ def write_data(work: Path) -> tuple[Path, Path]:
         f"[[questions]]\nprompt = {json.dumps(q)}\nanswers = [{json.dumps(key)}]\n"
         for q, _, key in found[::2]
     ]
-    questions.write_text("schema = 1\n\n" + "\n".join(asked))
+    text = tomllib.loads((MODEL / "validation.toml").read_text())["sanity"]["text"]
+    questions.write_text(
+        "\n".join(["schema = 1", "", "[sanity]", f"text = {json.dumps(text)}", "", *asked])
+    )
     return data, questions
 
 
@@ -86,15 +93,12 @@ def command(*arguments: object, code: tuple[int, ...] = (0,)) -> str:
     return done.stdout
 
 
-def scores(port: Path, questions: Path) -> dict[str, Any]:
-    """Verdict, right and asked questions of the chat level: the model's own, and those of the new facts."""
-    found = {}
-    for name, more in (("new", ("--questions", questions)), ("old", ())):
-        report = json.loads(command("validate", port, "--json", *more, code=(0, 7)))
-        (chat,) = (level for level in report["levels"] if level["name"] == "chat")
-        right = [bool(answer["right"]) for answer in chat["detail"]["answers"]]
-        found[name] = {"verdict": report["verdict"], "right": sum(right), "asked": len(right)}
-    return found
+def score(port: Path, *more: object) -> dict[str, Any]:
+    """Verdict, right and asked questions of the chat level."""
+    report = json.loads(command("validate", port, "--json", *more, code=(0, 7)))
+    (chat,) = (level for level in report["levels"] if level["name"] == "chat")
+    right = [bool(answer["right"]) for answer in chat["detail"]["answers"]]
+    return {"verdict": report["verdict"], "right": sum(right), "asked": len(right)}
 
 
 def served(port: Path) -> dict[str, Any]:
@@ -168,9 +172,14 @@ class Learning:
         port = self.work / f"port-{name}"
         with self.lap(f"compile {name}"):
             where = ("--out", port, "--backend", "cpu", "--tp", self.tp)
-            command("compile", source, *where, "--max-context", 512)
+            command("compile", source, *where, "--max-context", 512, "--buckets", 128)
+        return port, self.scored(port, name)
+
+    def scored(self, port: Path, name: str) -> dict[str, Any]:
+        """Scores of the new facts, by the levels that put questions, then of the model's own, by all levels."""
         with self.lap(f"validate {name}"):
-            return port, scores(port, self.questions)
+            new = score(port, "--questions", self.questions, "--levels", QUESTION_LEVELS)
+            return {"new": new, "old": score(port)}
 
 
 def main() -> int:
@@ -179,6 +188,9 @@ def main() -> int:
     parser.add_argument("--tp", type=int, default=2)
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--skip-port", action="store_true", help="stop after tune and merge")
+    parser.add_argument(
+        "--before", type=Path, help="a port of the bundled model, else one is compiled"
+    )
     asked = parser.parse_args()
     work = asked.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
@@ -186,7 +198,10 @@ def main() -> int:
     line: dict[str, Any] = {"tune": learning.learn(), "minutes": learning.minutes}
     good = True
     if not asked.skip_port:
-        _, line["before"] = learning.ported(MODEL, "before")
+        if asked.before is None:
+            _, line["before"] = learning.ported(MODEL, "before")
+        else:
+            line["before"] = learning.scored(asked.before.resolve(), "before")
         port, line["after"] = learning.ported(work / "merged", "after")
         with learning.lap("serve"):
             line["served"] = served(port)

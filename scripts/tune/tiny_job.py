@@ -83,6 +83,10 @@ class Run:
         lines = json_lines(self.out / "losses.jsonl")
         return int(lines[-1]["step"]) if lines else 0
 
+    def lines(self) -> int:
+        """How many steps were done, those done again counted again."""
+        return len(json_lines(self.out / "losses.jsonl"))
+
     def orphans(self) -> list[int]:
         """Workers of this run that are still there."""
         import psutil
