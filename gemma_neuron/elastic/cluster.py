@@ -1,0 +1,300 @@
+"""The engine for several machines: workers in posts, which are bare actors of a Ray cluster (extra `cluster`).
+
+No actor is restarted by Ray: a lost worker is an outcome within milliseconds then, where Ray's own restart takes
+seconds and leaves open whether the call ran. What Ray never tells of is bounded here: a node that is lost, a post that
+is stopped, a head (GCS) that is gone, without which new actors would be waited for for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from signal import SIGKILL
+from typing import Any
+
+from gemma_neuron.elastic.engine import DEADLINE_SECONDS, Outcome, WorkerHandle, WorkerSpec
+from gemma_neuron.elastic.faults import (
+    CollectiveAborted,
+    NodeLost,
+    ReplicaDownError,
+    WorkerDied,
+    WorkerHung,
+)
+from gemma_neuron.elastic.post import SLICE_SECONDS, Post, Reply
+from gemma_neuron.errors import BackendUnavailableError, EnvironmentProblem
+
+POLL_SECONDS = 0.25
+START_SECONDS = 120.0
+"""For a post and its worker, torch loaded first."""
+NODE_SECONDS = 25.0
+"""A post that cannot be reached for so long is lost with its node; Ray itself takes about 16 s to say so."""
+HEAD_SECONDS, HEAD_POLL_SECONDS = 10.0, 1.0
+"""For how long the cluster's head may refuse connections, and how often it is looked at."""
+END_SECONDS = 10.0
+OUTLIVE_HEAD = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""After so long without its head, a process of Ray's ends itself: this one shall end by its own errors."""
+
+
+@dataclass(slots=True)
+class _Remote:
+    """One worker, as its controller knows it. `asked`: since when `pending` is; `missed`: since when it cannot be
+    reached."""
+
+    post: Any
+    node: str
+    seen: int = 0
+    pending: Any = None
+    asked: float = 0.0
+    missed: float | None = None
+    busy: bool = False
+
+
+class RayEngine:
+    """Workers on the machines of the cluster at `address` ("auto": the one this machine is part of).
+
+    Each takes `cpus` and `resources` (such as neuron_cores) of a machine. The toolkit is installed on all of them.
+    """
+
+    def __init__(
+        self,
+        address: str = "auto",
+        preload: Sequence[str] = (),
+        *,
+        cpus: float = 1.0,
+        resources: Mapping[str, float] | None = None,
+        start_seconds: float = START_SECONDS,
+    ) -> None:
+        """Join the cluster. Raises BackendUnavailableError without Ray, EnvironmentProblem without a cluster."""
+        os.environ.setdefault(OUTLIVE_HEAD, "86400")
+        try:
+            import ray
+        except ImportError as error:
+            raise BackendUnavailableError(
+                "Workers on several machines need Ray, which is not installed.",
+                "pip install 'gemma-neuron[cluster]', on each of them.",
+            ) from error
+        self._ray, self._preload = ray, list(preload)
+        self._cpus, self._resources = cpus, dict(resources or {})
+        self._start_seconds = start_seconds
+        self._workers: dict[WorkerHandle, _Remote] = {}
+        try:
+            context = ray.init(address=address, namespace="gemma-neuron", log_to_driver=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise EnvironmentProblem(
+                f"The Ray cluster at {address!r} cannot be joined: {error}",
+                "Start one (`ray start --head`), or name its address.",
+            ) from error
+        host, _, port = str(context.address_info["gcs_address"]).rpartition(":")
+        self._head = host, int(port)
+        self._head_looked, self._head_missed = time.monotonic(), 0.0
+
+    def spawn(self, spec: WorkerSpec) -> WorkerHandle:
+        """See `Engine.spawn`. Raises NodeLost when no machine gives it a place in time, and what befell the worker."""
+        ray = self._ray
+        made = ray.remote(Post).options(
+            max_restarts=0,
+            max_task_retries=0,
+            max_concurrency=2,
+            num_cpus=self._cpus,
+            resources=self._resources,
+        )
+        post = made.remote(self._preload)
+        starting = post.start.remote(spec)
+        try:
+            pid = self._got(starting, self._start_seconds)
+            node = self._got(post.__ray_call__.remote(_node_id), self._start_seconds)
+        except ray.exceptions.RayError as error:
+            self._drop(post)
+            raise self._nowhere(spec, str(error).splitlines()[0]) from error
+        if isinstance(pid, ReplicaDownError):
+            self._drop(post)
+            raise pid
+        handle = WorkerHandle(spec, pid)
+        self._workers[handle] = _Remote(post, node)
+        return handle
+
+    def _got(self, reference: Any, seconds: float) -> Any:
+        """A call's answer; GetTimeoutError after `seconds`, or once the head is gone."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                return self._ray.get(reference, timeout=POLL_SECONDS)
+            except self._ray.exceptions.GetTimeoutError:
+                if time.monotonic() > end or self._head_is_gone():
+                    raise
+
+    def _nowhere(self, spec: WorkerSpec, said: str) -> NodeLost:
+        why = (
+            f"its head at {self._head[0]}:{self._head[1]} answers no more"
+            if self._head_is_gone()
+            else f"asked for {self._start_seconds:g} s; Ray: {said}"
+        )
+        return NodeLost(
+            f"The cluster has no place for worker {spec.rank} ({spec.name}): {why}.",
+            "`ray status` shows its machines and what is free.",
+            rank=spec.rank,
+        )
+
+    def call(self, handle: WorkerHandle, function: Callable[..., Any], *arguments: Any) -> None:
+        """See `Engine.call`. A worker that is gone is told of by `wait`."""
+        worker = self._workers[handle]
+        worker.busy = True
+        with suppress(self._ray.exceptions.RayError):
+            worker.post.call.remote(function, *arguments)
+
+    def wait(self, handles: Sequence[WorkerHandle], timeout: float | None = None) -> list[Outcome]:
+        """See `Engine.wait`."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            known = [handle for handle in handles if handle in self._workers]
+            for handle in known:
+                self._ask(self._workers[handle])
+            left = POLL_SECONDS if end is None else min(POLL_SECONDS, end - time.monotonic())
+            pending = [self._workers[handle].pending for handle in known]
+            if pending:
+                self._ray.wait(pending, num_returns=1, timeout=max(0.0, left))
+            found = [outcome for handle in known if (outcome := self._look(handle)) is not None]
+            if found or not known or (end is not None and time.monotonic() >= end):
+                return found
+
+    def _ask(self, worker: _Remote) -> None:
+        if worker.pending is None:
+            worker.pending = worker.post.outcome.remote(worker.seen)
+            worker.asked = time.monotonic()
+
+    def _look(self, handle: WorkerHandle) -> Outcome | None:
+        """What has become of one worker since the last look."""
+        worker = self._workers[handle]
+        if worker.pending is None:
+            return None
+        if not self._ray.wait([worker.pending], timeout=0)[0]:
+            return self._silent(handle, worker)
+        reference, worker.pending = worker.pending, None
+        failures = self._ray.exceptions
+        try:
+            said: tuple[int, Reply] | None = self._ray.get(reference)
+        except failures.ActorUnavailableError:
+            return self._unreachable(handle, worker)
+        except failures.RayActorError:
+            return self._lost(handle, self._end_of(handle, worker))
+        except failures.RayError as error:
+            worker.busy, worker.seen = False, worker.seen + 1
+            text = str(error).strip().splitlines()[-1]
+            return Outcome(handle, error=RuntimeError(f"{handle.spec.name}: unreadable: {text}"))
+        worker.missed = None
+        if said is None:
+            return None
+        worker.seen, (kind, value) = said
+        worker.busy = False
+        if kind == "fault" and not isinstance(value, CollectiveAborted):
+            return self._lost(handle, value)
+        return Outcome(handle, **{kind: value})
+
+    def _silent(self, handle: WorkerHandle, worker: _Remote) -> Outcome | None:
+        """A post that does not answer though it should have: stopped, or cut off with the head."""
+        if self._head_is_gone():
+            return self._lost(handle, self._cut_off(handle))
+        silent = time.monotonic() - worker.asked
+        if silent < max(handle.spec.deadline, DEADLINE_SECONDS) + SLICE_SECONDS:
+            return None
+        deadline = max(handle.spec.deadline, DEADLINE_SECONDS)
+        fault = WorkerHung(
+            rank=handle.spec.rank,
+            pid=handle.pid,
+            silent=silent,
+            deadline=deadline,
+            doing="its post answers no more",
+        )
+        return self._lost(handle, fault)
+
+    def _unreachable(self, handle: WorkerHandle, worker: _Remote) -> Outcome | None:
+        now = time.monotonic()
+        worker.missed = now if worker.missed is None else worker.missed
+        if now - worker.missed > NODE_SECONDS or self._head_is_gone():
+            return self._lost(handle, self._cut_off(handle))
+        time.sleep(POLL_SECONDS)  # it fails at once, and is asked again
+        return None
+
+    def _end_of(self, handle: WorkerHandle, worker: _Remote) -> ReplicaDownError:
+        """Why a post is gone: with its node, or alone; then its worker was killed by its lifeline."""
+        if self._head_is_gone() or not self._is_up(worker.node):
+            return self._cut_off(handle)
+        spec = handle.spec
+        return WorkerDied(
+            rank=spec.rank, pid=handle.pid, code=-SIGKILL, doing="its post had ended before it"
+        )
+
+    def _cut_off(self, handle: WorkerHandle) -> NodeLost:
+        return NodeLost(
+            f"The machine of worker {handle.spec.rank} (pid {handle.pid} there) is lost to the cluster.",
+            "`ray status` shows which machines are left.",
+            rank=handle.spec.rank,
+            pid=handle.pid,
+        )
+
+    def _is_up(self, node: str) -> bool:
+        try:
+            return any(row["NodeID"] == node and row["Alive"] for row in self._ray.nodes())
+        except (self._ray.exceptions.RayError, RuntimeError):
+            return False
+
+    def _head_is_gone(self) -> bool:
+        """Whether the head has refused connections for HEAD_SECONDS."""
+        now = time.monotonic()
+        if now - self._head_looked >= HEAD_POLL_SECONDS:
+            self._head_looked = now
+            try:
+                socket.create_connection(self._head, timeout=HEAD_POLL_SECONDS).close()
+                self._head_missed = 0.0
+            except OSError:
+                self._head_missed = self._head_missed or now
+        return self._head_missed > 0 and now - self._head_missed > HEAD_SECONDS
+
+    def _lost(self, handle: WorkerHandle, fault: ReplicaDownError) -> Outcome:
+        self._drop(self._workers.pop(handle).post)
+        return Outcome(handle, fault=fault)
+
+    def _drop(self, post: Any) -> None:
+        with suppress(self._ray.exceptions.RayError, RuntimeError):
+            self._ray.kill(post)
+
+    def busy(self, handle: WorkerHandle) -> bool:
+        """See `Engine.busy`; False for a worker that is gone."""
+        return handle in self._workers and self._workers[handle].busy
+
+    def kill(self, handle: WorkerHandle) -> None:
+        """See `Engine.kill`. On a machine that is cut off, its post ends it."""
+        worker = self._workers.pop(handle, None)
+        if worker is None:
+            return
+        with suppress(self._ray.exceptions.RayError):
+            self._got(worker.post.end.remote(), END_SECONDS)
+        self._drop(worker.post)
+
+    def capacity(self) -> int:
+        """How many more workers the cluster's free resources hold, by its own count."""
+        if self._head_is_gone():
+            return 0
+        try:
+            free = self._ray.available_resources()
+        except (self._ray.exceptions.RayError, RuntimeError):
+            return 0
+        wanted = {"CPU": self._cpus, **self._resources}
+        return min(int(free.get(name, 0) / count) for name, count in wanted.items() if count > 0)
+
+    def close(self) -> None:
+        """End all workers and leave the cluster."""
+        for handle in list(self._workers):
+            self.kill(handle)
+        self._ray.shutdown()
+
+
+def _node_id(post: Post) -> str:
+    """Run in a post: where it is, by Ray's name for it."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())

@@ -1,0 +1,41 @@
+"""A Ray cluster of two machines, which are two raylets of this one. Skipped where Ray is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from gemma_neuron.elastic.cluster import RayEngine
+
+NEEDS_RAY = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra `cluster`)"
+)
+PLACES = 4
+"""Workers that each machine has room for."""
+
+
+@contextmanager
+def two_machines() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": PLACES, "include_dashboard": False}
+    )
+    made.add_node(num_cpus=PLACES, resources={"second": PLACES})
+    try:
+        yield made
+    finally:
+        made.shutdown()
+
+
+@contextmanager
+def joined(cluster: Any, **more: Any) -> Iterator[RayEngine]:
+    engine = RayEngine(cluster.address, preload=["tests.elastic.work"], **more)
+    try:
+        yield engine
+    finally:
+        engine.close()
