@@ -22,11 +22,14 @@ from tests.sources.rclone_server import RcloneServer, rclone
 BUCKET = "soak"
 UNITS = 3
 MOST_LIVES = 6
-NOTICE_SECONDS = (3.0, 40.0)
-"""From the start of the first life to its notice, drawn evenly: a whole compile takes about as long."""
+FIRST_SECONDS, WHOLE_SECONDS = 3.0, 40.0
+"""A notice comes at any moment from the first on, up to what a whole compile takes: so long, until one was seen."""
 UP_SECONDS, DOWN_SECONDS = (4.0, 15.0), (0.5, 5.0)
 """How long the store answers between two of its deaths, and how long it is away."""
 LIFE_SECONDS = 900
+
+
+_whole = [WHOLE_SECONDS]
 
 
 def story(
@@ -71,11 +74,11 @@ def outages(server: RcloneServer, chance: random.Random) -> Iterator[None]:
 def live(source: Path, folder: Path, commands: Commands, case: str) -> dict[str, Any]:
     """Life after life of one command, each in an empty folder, until one ends with 0; the first gets a notice."""
     uri = f"s3://{BUCKET}/{case.replace(' ', '-')}"
-    notice = random.Random(case).uniform(*NOTICE_SECONDS)
+    notice = random.Random(case).uniform(FIRST_SECONDS, _whole[-1])
     built: list[str] = []
     lives: list[str] = []
     while True:
-        out = folder / f"{case}-{len(lives)}"
+        out, started = folder / f"{case}-{len(lives)}", time.monotonic()
         process = commands.start(*arguments(source, out), "--mirror", uri)
         if not lives:
             time.sleep(notice)
@@ -91,6 +94,8 @@ def live(source: Path, folder: Path, commands: Commands, case: str) -> dict[str,
         now = [line["unit"] for line in lines if line["outcome"] == "built"]
         # the ledger travels: what this life built is what the last one's did not have
         lives.append(f"exit {process.returncode}, {len(now)} built: {_warned(said)}")
+        if process.returncode == 0 and not built:
+            _whole.append(time.monotonic() - started)
         built += now[len(built) :]
         if process.returncode == 0 or len(lives) == MOST_LIVES:
             return {

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from signal import SIGKILL
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 
 from gemma_neuron.elastic.engine import DEADLINE_SECONDS, Outcome, WorkerHandle, WorkerSpec
 from gemma_neuron.elastic.faults import (
@@ -24,7 +25,7 @@ from gemma_neuron.elastic.faults import (
     WorkerDied,
     WorkerHung,
 )
-from gemma_neuron.elastic.post import SLICE_SECONDS, Post, Reply
+from gemma_neuron.elastic.post import SLICE_SECONDS, Post, Reply, kill_post
 from gemma_neuron.errors import BackendUnavailableError, EnvironmentProblem
 
 POLL_SECONDS = 0.25
@@ -35,6 +36,7 @@ NODE_SECONDS = 25.0
 HEAD_SECONDS, HEAD_POLL_SECONDS = 10.0, 1.0
 """For how long the cluster's head may refuse connections, and how often it is looked at."""
 END_SECONDS = 10.0
+Answer = TypeVar("Answer")
 OUTLIVE_HEAD = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """After so long without its head, a process of Ray's ends itself: this one shall end by its own errors."""
 
@@ -45,6 +47,7 @@ class _Remote:
     reached."""
 
     post: Any
+    pid: int
     node: str
     seen: int = 0
     pending: Any = None
@@ -72,6 +75,7 @@ class RayEngine:
         os.environ.setdefault(OUTLIVE_HEAD, "86400")
         try:
             import ray
+            import ray.util.scheduling_strategies
         except ImportError as error:
             raise BackendUnavailableError(
                 "Workers on several machines need Ray, which is not installed.",
@@ -82,8 +86,9 @@ class RayEngine:
         self._start_seconds = start_seconds
         self._workers: dict[WorkerHandle, _Remote] = {}
         try:
+            _require_answer(address)
             context = ray.init(address=address, namespace="gemma-neuron", log_to_driver=False)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise EnvironmentProblem(
                 f"The Ray cluster at {address!r} cannot be joined: {error}",
                 "Start one (`ray start --head`), or name its address.",
@@ -102,19 +107,20 @@ class RayEngine:
             num_cpus=self._cpus,
             resources=self._resources,
         )
-        post = made.remote(self._preload)
-        starting = post.start.remote(spec)
+        post = None
         try:
-            pid = self._got(starting, self._start_seconds)
-            node = self._got(post.__ray_call__.remote(_node_id), self._start_seconds)
-        except ray.exceptions.RayError as error:
-            self._drop(post)
-            raise self._nowhere(spec, str(error).splitlines()[0]) from error
+            post = self._bounded(lambda: made.remote(self._preload))
+            pid = self._got(post.start.remote(spec), self._start_seconds)
+            node, own_pid = self._got(post.where.remote(), self._start_seconds)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            if post is not None:
+                self._drop(post)
+            raise self._nowhere(spec, str(error).partition("\n")[0]) from error
         if isinstance(pid, ReplicaDownError):
             self._drop(post)
             raise pid
         handle = WorkerHandle(spec, pid)
-        self._workers[handle] = _Remote(post, node)
+        self._workers[handle] = _Remote(post, own_pid, node)
         return handle
 
     def _got(self, reference: Any, seconds: float) -> Any:
@@ -126,6 +132,28 @@ class RayEngine:
             except self._ray.exceptions.GetTimeoutError:
                 if time.monotonic() > end or self._head_is_gone():
                     raise
+
+    def _bounded(self, ask: Callable[[], Answer], seconds: float = HEAD_SECONDS) -> Answer:
+        """What the head is asked, which Ray would wait for without end. Raises TimeoutError."""
+        answers: list[Answer] = []
+        failed: list[Exception] = []
+
+        def run() -> None:
+            try:
+                answers.append(ask())
+            except Exception as error:
+                failed.append(error)
+
+        thread = Thread(target=run, name="ray-head", daemon=True)
+        thread.start()
+        end = time.monotonic() + seconds
+        while thread.is_alive() and time.monotonic() < end and not self._head_is_gone():
+            thread.join(POLL_SECONDS)
+        if failed:
+            raise failed[0]
+        if not answers:
+            raise TimeoutError(f"the cluster's head did not answer in {seconds:g} s")
+        return answers[0]
 
     def _nowhere(self, spec: WorkerSpec, said: str) -> NodeLost:
         why = (
@@ -209,7 +237,19 @@ class RayEngine:
             deadline=deadline,
             doing="its post answers no more",
         )
+        self._kill_post(worker)
         return self._lost(handle, fault)
+
+    def _kill_post(self, worker: _Remote) -> None:
+        """By another process there: a post that is stopped does not hear that it is to end."""
+        place = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        if self._head_is_gone():
+            return
+        there = self._ray.remote(kill_post).options(
+            num_cpus=0, scheduling_strategy=place(worker.node, soft=False)
+        )
+        with suppress(self._ray.exceptions.RayError):
+            self._got(there.remote(worker.pid), END_SECONDS)
 
     def _unreachable(self, handle: WorkerHandle, worker: _Remote) -> Outcome | None:
         now = time.monotonic()
@@ -238,8 +278,9 @@ class RayEngine:
 
     def _is_up(self, node: str) -> bool:
         try:
-            return any(row["NodeID"] == node and row["Alive"] for row in self._ray.nodes())
-        except (self._ray.exceptions.RayError, RuntimeError):
+            rows = self._bounded(self._ray.nodes)
+            return any(row["NodeID"] == node and row["Alive"] for row in rows)
+        except (self._ray.exceptions.RayError, RuntimeError, TimeoutError):
             return False
 
     def _head_is_gone(self) -> bool:
@@ -259,8 +300,8 @@ class RayEngine:
         return Outcome(handle, fault=fault)
 
     def _drop(self, post: Any) -> None:
-        with suppress(self._ray.exceptions.RayError, RuntimeError):
-            self._ray.kill(post)
+        with suppress(self._ray.exceptions.RayError, RuntimeError, TimeoutError):
+            self._bounded(lambda: self._ray.kill(post))
 
     def busy(self, handle: WorkerHandle) -> bool:
         """See `Engine.busy`; False for a worker that is gone."""
@@ -271,8 +312,10 @@ class RayEngine:
         worker = self._workers.pop(handle, None)
         if worker is None:
             return
-        with suppress(self._ray.exceptions.RayError):
+        try:
             self._got(worker.post.end.remote(), END_SECONDS)
+        except self._ray.exceptions.RayError:
+            self._kill_post(worker)
         self._drop(worker.post)
 
     def capacity(self) -> int:
@@ -280,8 +323,8 @@ class RayEngine:
         if self._head_is_gone():
             return 0
         try:
-            free = self._ray.available_resources()
-        except (self._ray.exceptions.RayError, RuntimeError):
+            free = self._bounded(self._ray.available_resources)
+        except (self._ray.exceptions.RayError, RuntimeError, TimeoutError):
             return 0
         wanted = {"CPU": self._cpus, **self._resources}
         return min(int(free.get(name, 0) / count) for name, count in wanted.items() if count > 0)
@@ -290,11 +333,12 @@ class RayEngine:
         """End all workers and leave the cluster."""
         for handle in list(self._workers):
             self.kill(handle)
-        self._ray.shutdown()
+        with suppress(TimeoutError):
+            self._bounded(self._ray.shutdown, END_SECONDS)
 
 
-def _node_id(post: Post) -> str:
-    """Run in a post: where it is, by Ray's name for it."""
-    import ray
-
-    return str(ray.get_runtime_context().get_node_id())
+def _require_answer(address: str) -> None:
+    """Raise OSError for a host and port where nobody is: Ray would wait there as long as for a head that was lost."""
+    host, colon, port = address.rpartition(":")
+    if colon and host and "/" not in host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=HEAD_SECONDS).close()

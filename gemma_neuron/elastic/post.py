@@ -13,8 +13,10 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+
+import psutil
 
 from gemma_neuron.elastic.embedded import EmbeddedEngine
 from gemma_neuron.elastic.engine import Outcome, WorkerHandle, WorkerSpec
@@ -48,6 +50,12 @@ class Post:
             return fault
         return self._handle.pid
 
+    def where(self) -> tuple[str, int]:
+        """The machine, by the cluster's name for it, and this post's pid there."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id()), os.getpid()
+
     def call(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Begin a call. A worker that is gone is told of by `outcome`."""
         with self._lock:
@@ -76,6 +84,14 @@ class Post:
         with self._lock:
             self._engine.close()
             self._handle = None
+
+
+def kill_post(pid: int) -> None:
+    """Run on a post's machine: kill it, though it be stopped, which keeps it from obeying the cluster."""
+    with suppress(psutil.Error):
+        post = psutil.Process(pid)
+        if Post.__name__ in post.name():  # and no other that got its number since
+            post.kill()
 
 
 def _reply(found: Outcome) -> Reply:
