@@ -8,14 +8,12 @@ is stopped, a head (GCS) that is gone, without which new actors would be waited 
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from signal import SIGKILL
-from threading import Thread
-from typing import Any, TypeVar
+from typing import Any
 
 from gemma_neuron.elastic.engine import DEADLINE_SECONDS, Outcome, WorkerHandle, WorkerSpec
 from gemma_neuron.elastic.faults import (
@@ -25,6 +23,7 @@ from gemma_neuron.elastic.faults import (
     WorkerDied,
     WorkerHung,
 )
+from gemma_neuron.elastic.head import Head, require_answer
 from gemma_neuron.elastic.post import SLICE_SECONDS, Post, Reply, kill_post
 from gemma_neuron.errors import BackendUnavailableError, EnvironmentProblem
 
@@ -33,10 +32,7 @@ START_SECONDS = 120.0
 """For a post and its worker, torch loaded first."""
 NODE_SECONDS = 25.0
 """A post that cannot be reached for so long is lost with its node; Ray itself takes about 16 s to say so."""
-HEAD_SECONDS, HEAD_POLL_SECONDS = 10.0, 1.0
-"""For how long the cluster's head may refuse connections, and how often it is looked at."""
 END_SECONDS = 10.0
-Answer = TypeVar("Answer")
 OUTLIVE_HEAD = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """After so long without its head, a process of Ray's ends itself: this one shall end by its own errors."""
 
@@ -86,7 +82,7 @@ class RayEngine:
         self._start_seconds = start_seconds
         self._workers: dict[WorkerHandle, _Remote] = {}
         try:
-            _require_answer(address)
+            require_answer(address)
             context = ray.init(address=address, namespace="gemma-neuron", log_to_driver=False)
         except (OSError, RuntimeError, ValueError) as error:
             raise EnvironmentProblem(
@@ -94,8 +90,7 @@ class RayEngine:
                 "Start one (`ray start --head`), or name its address.",
             ) from error
         host, _, port = str(context.address_info["gcs_address"]).rpartition(":")
-        self._head = host, int(port)
-        self._head_looked, self._head_missed = time.monotonic(), 0.0
+        self._head = Head(host, int(port))
 
     def spawn(self, spec: WorkerSpec) -> WorkerHandle:
         """See `Engine.spawn`. Raises NodeLost when no machine gives it a place in time, and what befell the worker."""
@@ -109,7 +104,7 @@ class RayEngine:
         )
         post = None
         try:
-            post = self._bounded(lambda: made.remote(self._preload))
+            post = self._head.asked(lambda: made.remote(self._preload))
             pid = self._got(post.start.remote(spec), self._start_seconds)
             node, own_pid = self._got(post.where.remote(), self._start_seconds)
         except (ray.exceptions.RayError, TimeoutError) as error:
@@ -130,35 +125,13 @@ class RayEngine:
             try:
                 return self._ray.get(reference, timeout=POLL_SECONDS)
             except self._ray.exceptions.GetTimeoutError:
-                if time.monotonic() > end or self._head_is_gone():
+                if time.monotonic() > end or self._head.is_gone():
                     raise
-
-    def _bounded(self, ask: Callable[[], Answer], seconds: float = HEAD_SECONDS) -> Answer:
-        """What the head is asked, which Ray would wait for without end. Raises TimeoutError."""
-        answers: list[Answer] = []
-        failed: list[Exception] = []
-
-        def run() -> None:
-            try:
-                answers.append(ask())
-            except Exception as error:
-                failed.append(error)
-
-        thread = Thread(target=run, name="ray-head", daemon=True)
-        thread.start()
-        end = time.monotonic() + seconds
-        while thread.is_alive() and time.monotonic() < end and not self._head_is_gone():
-            thread.join(POLL_SECONDS)
-        if failed:
-            raise failed[0]
-        if not answers:
-            raise TimeoutError(f"the cluster's head did not answer in {seconds:g} s")
-        return answers[0]
 
     def _nowhere(self, spec: WorkerSpec, said: str) -> NodeLost:
         why = (
-            f"its head at {self._head[0]}:{self._head[1]} answers no more"
-            if self._head_is_gone()
+            f"its head at {self._head} answers no more"
+            if self._head.is_gone()
             else f"asked for {self._start_seconds:g} s; Ray: {said}"
         )
         return NodeLost(
@@ -224,7 +197,7 @@ class RayEngine:
 
     def _silent(self, handle: WorkerHandle, worker: _Remote) -> Outcome | None:
         """A post that does not answer though it should have: stopped, or cut off with the head."""
-        if self._head_is_gone():
+        if self._head.is_gone():
             return self._lost(handle, self._cut_off(handle))
         silent = time.monotonic() - worker.asked
         if silent < max(handle.spec.deadline, DEADLINE_SECONDS) + SLICE_SECONDS:
@@ -243,7 +216,7 @@ class RayEngine:
     def _kill_post(self, worker: _Remote) -> None:
         """By another process there: a post that is stopped does not hear that it is to end."""
         place = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        if self._head_is_gone():
+        if self._head.is_gone():
             return
         there = self._ray.remote(kill_post).options(
             num_cpus=0, scheduling_strategy=place(worker.node, soft=False)
@@ -254,14 +227,14 @@ class RayEngine:
     def _unreachable(self, handle: WorkerHandle, worker: _Remote) -> Outcome | None:
         now = time.monotonic()
         worker.missed = now if worker.missed is None else worker.missed
-        if now - worker.missed > NODE_SECONDS or self._head_is_gone():
+        if now - worker.missed > NODE_SECONDS or self._head.is_gone():
             return self._lost(handle, self._cut_off(handle))
         time.sleep(POLL_SECONDS)  # it fails at once, and is asked again
         return None
 
     def _end_of(self, handle: WorkerHandle, worker: _Remote) -> ReplicaDownError:
         """Why a post is gone: with its node, or alone; then its worker was killed by its lifeline."""
-        if self._head_is_gone() or not self._is_up(worker.node):
+        if self._head.is_gone() or not self._is_up(worker.node):
             return self._cut_off(handle)
         spec = handle.spec
         return WorkerDied(
@@ -278,22 +251,10 @@ class RayEngine:
 
     def _is_up(self, node: str) -> bool:
         try:
-            rows = self._bounded(self._ray.nodes)
+            rows = self._head.asked(self._ray.nodes)
             return any(row["NodeID"] == node and row["Alive"] for row in rows)
         except (self._ray.exceptions.RayError, RuntimeError, TimeoutError):
             return False
-
-    def _head_is_gone(self) -> bool:
-        """Whether the head has refused connections for HEAD_SECONDS."""
-        now = time.monotonic()
-        if now - self._head_looked >= HEAD_POLL_SECONDS:
-            self._head_looked = now
-            try:
-                socket.create_connection(self._head, timeout=HEAD_POLL_SECONDS).close()
-                self._head_missed = 0.0
-            except OSError:
-                self._head_missed = self._head_missed or now
-        return self._head_missed > 0 and now - self._head_missed > HEAD_SECONDS
 
     def _lost(self, handle: WorkerHandle, fault: ReplicaDownError) -> Outcome:
         self._drop(self._workers.pop(handle).post)
@@ -301,7 +262,7 @@ class RayEngine:
 
     def _drop(self, post: Any) -> None:
         with suppress(self._ray.exceptions.RayError, RuntimeError, TimeoutError):
-            self._bounded(lambda: self._ray.kill(post))
+            self._head.asked(lambda: self._ray.kill(post))
 
     def busy(self, handle: WorkerHandle) -> bool:
         """See `Engine.busy`; False for a worker that is gone."""
@@ -320,10 +281,10 @@ class RayEngine:
 
     def capacity(self) -> int:
         """How many more workers the cluster's free resources hold, by its own count."""
-        if self._head_is_gone():
+        if self._head.is_gone():
             return 0
         try:
-            free = self._bounded(self._ray.available_resources)
+            free = self._head.asked(self._ray.available_resources)
         except (self._ray.exceptions.RayError, RuntimeError, TimeoutError):
             return 0
         wanted = {"CPU": self._cpus, **self._resources}
@@ -334,11 +295,4 @@ class RayEngine:
         for handle in list(self._workers):
             self.kill(handle)
         with suppress(TimeoutError):
-            self._bounded(self._ray.shutdown, END_SECONDS)
-
-
-def _require_answer(address: str) -> None:
-    """Raise OSError for a host and port where nobody is: Ray would wait there as long as for a head that was lost."""
-    host, colon, port = address.rpartition(":")
-    if colon and host and "/" not in host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=HEAD_SECONDS).close()
+            self._head.asked(self._ray.shutdown, END_SECONDS)
