@@ -26,7 +26,8 @@ def output_of(command: Iterable[object], **options: Any) -> str:
     )
     if done.returncode != 0:
         raise Failed(done.stderr.strip()[-LAST_WORDS:] or f"exit code {done.returncode}")
-    return done.stdout
+    printed: str = done.stdout
+    return printed
 
 
 def run_checks(

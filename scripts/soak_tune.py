@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ class Soak:
         for step in sorted(draw.sample(range(2, STEPS - 4), draw.choice([1, 1, 2]))):
             number = draw.choice([signal.SIGKILL] * 3 + [signal.SIGSTOP])
             rank = draw.randrange(2)
-            if wait_for(process, lambda step=step: run.step() >= step):
+            if wait_for(process, partial(reached, run, step=step)):
                 time.sleep(draw.uniform(0.0, 0.08))
                 done.append([rank, signal.Signals(number).name, send(run, rank, number)])
         return self.judge(run, process.pid, STEPS) | {"sent": done}
@@ -77,9 +78,7 @@ class Soak:
         run = self.run(*flags, steps=RESIZE_STEPS)
         process, step = run.start(), draw.randrange(3, 9)
         for lost, rank in enumerate(draw.sample(range(3), 2)):
-            if wait_for(
-                process, lambda n=lost: run.step() >= step and len(run.events("resumed")) >= n
-            ):
+            if wait_for(process, partial(reached, run, step=step, resumed=lost)):
                 time.sleep(draw.uniform(0.0, 0.05))
                 send(run, rank, signal.SIGKILL)
         line = self.judge(run, process.pid, RESIZE_STEPS)
@@ -100,7 +99,7 @@ class Soak:
             if wait_for(process, folder.exists, pause=0.0005):
                 time.sleep(draw.choice([0.0, draw.uniform(0.0, 0.004)]))
                 killed += send(run, 0, signal.SIGKILL)
-                wait_for(process, lambda n=killed: len(run.events("resumed")) >= n)
+                wait_for(process, partial(reached, run, resumed=killed))
         return counted(self.judge(run, process.pid, WRITER_STEPS), killed, [])
 
     def controller(self, draw: random.Random) -> dict[str, Any]:
@@ -114,12 +113,7 @@ class Soak:
         for _ in range(8):
             lives, lines = len(run.events("restored")), run.lines()
             process, steps = run.start(), draw.choice([0, 1, 2, 3, 4, 5])
-            began = wait_for(
-                process,
-                lambda n=lives, m=lines + steps: (
-                    len(run.events("restored")) > n and run.lines() >= m
-                ),
-            )
+            began = wait_for(process, partial(lives_on, run, lives, lines + steps))
             time.sleep(draw.uniform(0.0, 0.15))
             if not began or process.poll() is not None:
                 break
@@ -214,6 +208,15 @@ def send(run: Run, rank: int, number: int) -> bool:
         return False
     SENT.setdefault(str(run.out), []).append(time.time())
     return True
+
+
+def reached(run: Run, *, step: int = 0, resumed: int = 0) -> bool:
+    return run.step() >= step and len(run.events("resumed")) >= resumed
+
+
+def lives_on(run: Run, lives: int, lines: int) -> bool:
+    """Whether one more life than `lives` has begun, and its progress stands at `lines`."""
+    return len(run.events("restored")) > lives and run.lines() >= lines
 
 
 def wait_for(process: Any, holds: Callable[[], bool], pause: float = 0.01) -> bool:
