@@ -18,7 +18,7 @@ from gemma_neuron.mirror.parts import FROM_BYTES, part_bytes, upload
 from gemma_neuron.mirror.store import Store
 from gemma_neuron.port import Port
 from tests.sources.processes import Commands, clean_environment
-from tests.sources.s3_servers import KEYS, Proxy, boto, moto, proxied
+from tests.sources.s3_servers import KEYS, Proxy, keys, moto, own_bucket, proxied
 
 BUCKET = "ports"
 URI = f"s3://{BUCKET}/gemma"
@@ -32,13 +32,8 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def client(server: str) -> Iterator[Any]:
-    """An empty bucket, and a client of the test's own."""
-    client = boto(server)
-    client.create_bucket(Bucket=BUCKET)
-    yield client
-    for key in keys(client):
-        client.delete_object(Bucket=BUCKET, Key=key)
-    client.delete_bucket(Bucket=BUCKET)
+    with own_bucket(server, BUCKET) as own:
+        yield own
 
 
 @pytest.fixture
@@ -69,11 +64,6 @@ def in_process(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def own(port: Path, tmp_path: Path) -> Path:
     """A port of the test's own; its checkpoint is at hand."""
     return Path(shutil.copytree(port, tmp_path / "own"))
-
-
-def keys(client: Any) -> list[str]:
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
-    return [found["Key"] for page in pages for found in page.get("Contents", [])]
 
 
 def files_of(port: Path) -> dict[str, bytes]:
@@ -123,7 +113,7 @@ def test_a_wrong_object_is_named_and_never_committed(
     commands.done("mirror", "push", own, URI)
     manifest = Port(own).rank_set(1).manifest()
     assert manifest is not None
-    key = next(k for k in keys(client) if k.endswith(manifest.files[0].blake3))
+    key = next(k for k in keys(client, BUCKET) if k.endswith(manifest.files[0].blake3))
     whole = client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
     for damaged in (whole[:-1], b"\x01" + whole[1:]):
         client.put_object(Bucket=BUCKET, Key=key, Body=damaged)
@@ -144,7 +134,9 @@ def test_names_from_a_bucket_stay_inside_the_port(
     own: Path, client: Any, commands: Commands, tmp_path: Path
 ) -> None:
     commands.done("mirror", "push", own, URI)
-    home = next(k for k in keys(client) if k.endswith("/owner.json")).removesuffix("owner.json")
+    home = next(k for k in keys(client, BUCKET) if k.endswith("/owner.json")).removesuffix(
+        "owner.json"
+    )
     text = json.dumps({"files": [{"name": "../../x", "bytes": 1, "blake3": "0" * 64}]})
     for folder in ("weights", "weights/..", "../weights", "graphs/../..", "graphs/.hidden"):
         manifest = MirroredManifest(generation=9, local=text).data()

@@ -22,7 +22,7 @@ from gemma_neuron.pipeline.mirroring import mirrored
 from gemma_neuron.port import Port
 from tests.sharding.shards import cut
 from tests.sources.processes import Commands, clean_environment
-from tests.sources.s3_servers import KEYS, Proxy, boto, moto, proxied
+from tests.sources.s3_servers import KEYS, Proxy, keys, moto, own_bucket, proxied
 
 BUCKET = "trouble"
 URI = f"s3://{BUCKET}/gemma"
@@ -37,13 +37,8 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def client(server: str) -> Iterator[Any]:
-    """An empty bucket, and a client of the test's own."""
-    client = boto(server)
-    client.create_bucket(Bucket=BUCKET)
-    yield client
-    for key in keys(client):
-        client.delete_object(Bucket=BUCKET, Key=key)
-    client.delete_bucket(Bucket=BUCKET)
+    with own_bucket(server, BUCKET) as own:
+        yield own
 
 
 @pytest.fixture
@@ -70,11 +65,6 @@ def ranks(source: Path, tmp_path: Path) -> Path:
     return out
 
 
-def keys(client: Any) -> list[str]:
-    found = client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
-    return [row["Key"] for row in found]
-
-
 def wait_for(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
@@ -90,9 +80,9 @@ def test_a_store_that_comes_back_during_the_work_is_mirrored_to_at_once(
     proxy.statuses += [503] * 1000
     with mirrored(Port(ranks), MirrorOptions(uri=URI), told.append):
         assert any("working without the mirror" in line for line in told)
-        assert not keys(client)
+        assert not keys(client, BUCKET)
         proxy.statuses.clear()
-        wait_for(lambda: any(key.endswith("rank-01.committed") for key in keys(client)))
+        wait_for(lambda: any(key.endswith("rank-01.committed") for key in keys(client, BUCKET)))
     assert [line["event"] for line in Port(ranks).events()][-1] == "mirrored"
 
 
@@ -162,9 +152,9 @@ def test_what_is_still_being_written_is_not_sent(ranks: Path, client: Any, proxy
         pytest.raises(NotMirroredError, match="weights/rank-01"),
         mirrored(port, MirrorOptions(uri=URI, grace=30.0), told.append),
     ):
-        wait_for(lambda: any(key.endswith("rank-00.committed") for key in keys(client)))
+        wait_for(lambda: any(key.endswith("rank-00.committed") for key in keys(client, BUCKET)))
     assert any("rank-01 is not mirrored" in line and "manifest says" in line for line in told)
-    sent = keys(client)
+    sent = keys(client, BUCKET)
     assert not [key for key in sent if "rank-01." in key or "rank-02" in key or "decode" in key]
     halves = {digest_file(path) for path in (port.rank_file(1), growing / "package.pt2")}
     assert not [key for key in sent if key.rsplit("/", 1)[-1] in halves]

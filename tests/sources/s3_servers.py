@@ -143,3 +143,20 @@ def boto(address: str) -> Any:
         aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
         aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"],
     )
+
+
+@contextmanager
+def own_bucket(address: str, name: str) -> Iterator[Any]:
+    """An empty bucket, and a client of the test's own."""
+    client = boto(address)
+    client.create_bucket(Bucket=name)
+    yield client
+    for key in keys(client, name):
+        client.delete_object(Bucket=name, Key=key)
+    client.delete_bucket(Bucket=name)
+
+
+def keys(client: Any, bucket: str) -> list[str]:
+    """All keys of a bucket."""
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
+    return [found["Key"] for page in pages for found in page.get("Contents", [])]
