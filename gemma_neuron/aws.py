@@ -20,6 +20,7 @@ from botocore.loaders import create_loader
 
 from gemma_neuron import __version__
 from gemma_neuron.errors import AccessError
+from gemma_neuron.machine import instance_type
 
 CONNECT_SECONDS = 10
 READ_SECONDS = 60
@@ -60,6 +61,19 @@ def core_session() -> Any:
 def _loader(paths: str) -> Any:
     """Reads the services' descriptions, each once a process: they are megabytes of JSON."""
     return create_loader(paths or None)
+
+
+def credentials_kind() -> str:
+    """Where boto3 finds credentials (env, shared-credentials-file, iam-role, …), or empty. Asks no service but, on EC2,
+    the instance's metadata."""
+    core = core_session()
+    if not instance_type():
+        core.get_component("credential_provider").remove("iam-role")
+    try:
+        found = core.get_credentials()
+    except NO_CREDENTIALS:
+        return ""
+    return "" if found is None else str(found.method)
 
 
 def session(core: Any = None) -> Any:

@@ -33,6 +33,7 @@ from gemma_neuron.errors import (
     Interrupted,
     UsageError,
 )
+from gemma_neuron.logs import to_stderr
 from gemma_neuron.render import emit_json, emit_lines, show_error
 
 READER_WENT_AWAY = 141
@@ -72,6 +73,7 @@ def main() -> NoReturn:
 
     wants_json = "--json" in sys.argv
     _require_streams()
+    to_stderr()
     signal.signal(signal.SIGTERM, _interrupted)
     if sys.argv[1:] == [
         "--version"

@@ -13,6 +13,7 @@ from pathlib import Path
 from gemma_neuron.backends.base import Check
 from gemma_neuron.backends.registry import MODULES, backend
 from gemma_neuron.errors import GemmaNeuronError
+from gemma_neuron.machine import memory_limit
 
 DISK_WANTED = 10 * 10**9
 MEMORY_WANTED = 4 * 2**30
@@ -21,7 +22,15 @@ TORCH_RANGE = ("2.9", "2.13")
 
 def examine() -> list[dict[str, str]]:
     """All checks, in the order a user would fix them."""
-    checks = [_python(), _torch(), *_backends(), _memory(), _disk(Path.cwd()), _key()]
+    checks = [
+        _python(),
+        _torch(),
+        *_backends(),
+        _memory(),
+        _disk(Path.cwd()),
+        _credentials(),
+        _key(),
+    ]
     return [asdict(check) for check in checks]
 
 
@@ -104,11 +113,11 @@ def _backends() -> list[Check]:
 
 
 def _memory() -> Check:
-    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    found = memory_limit()
     return Check(
         name="memory",
-        status="ok" if found >= MEMORY_WANTED else "warn",
-        found=f"{found / 2**30:.1f} GiB",
+        status="ok" if found.total >= MEMORY_WANTED else "warn",
+        found=f"{found.total / 2**30:.1f} GiB ({found.origin})",
         needed=f"{MEMORY_WANTED / 2**30:.0f} GiB to compile two small graphs at once",
         remedy="Compile on a machine with more memory.",
     )
@@ -122,6 +131,20 @@ def _disk(folder: Path) -> Check:
         found=f"{found / 1e9:.1f} GB free in the current folder",
         needed="the checkpoint's size and some more",
         remedy="Free some room, or give --out a folder on a larger disk.",
+    )
+
+
+def _credentials() -> Check:
+    """What there is, not whether it is accepted: that needs the network (`--aws`)."""
+    from gemma_neuron.aws import credentials_kind
+    from gemma_neuron.checkpoint.hub.problems import has_token
+
+    token = "set" if has_token() else "not set"
+    return Check(
+        name="credentials",
+        status="ok",
+        found=f"hub token {token}, AWS {credentials_kind() or 'none'}",
+        needed="a hub token for gated models (HF_TOKEN), AWS's for s3:// and --mirror; --aws tries those",
     )
 
 

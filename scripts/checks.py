@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 LAST_WORDS = 800
 """Characters of a failed process's stderr that are shown: its end says why."""
@@ -17,6 +21,26 @@ Check = tuple[str, Callable[[], str]]
 
 class Failed(Exception):
     """A check did not hold; the message says how."""
+
+
+@contextmanager
+def alone(results: Path, flag: str) -> Iterator[None]:
+    """Hold a result file, and with it the work folder that goes with it, against a second run; that one exits with 2.
+
+    `flag`: what names another one.
+    """
+    results.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(results.with_name(results.name + ".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(f"error: Another run writes {results}.", file=sys.stderr)
+        print(f"hint: Wait for it, or name another {flag}.", file=sys.stderr)
+        sys.exit(2)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def output_of(command: Iterable[object], **options: Any) -> str:

@@ -100,8 +100,7 @@ def bundled(folder: Path) -> int:
         runner_factory,
     )
     from tests.bundled.test_equality import BUCKETS, PROMPTS, TEXTS
-    from tests.equality.compare import BAR, worst
-    from tests.equality.test_ranks import texts_of
+    from tests.equality.compare import BAR, texts_of, worst
     from tests.stock import stock_logits
 
     failed, ports = 0, {}

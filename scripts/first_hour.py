@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma_neuron.demo import demo_folder, demo_question
-from scripts.checks import Check, Failed, output_of, passed, run_checks
+from scripts.checks import Check, Failed, alone, output_of, passed, run_checks
 from tests.neuron.flow import ROOT, asked, serving
 
 TINY = ("--dtype", "float32", "--max-context", "48", "--slots", "3", "--buckets", "24")
@@ -265,12 +265,18 @@ def main() -> int:
     work = given.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     hour, results = Hour(work, given.slice and given.slice.resolve()), work / "first-hour.jsonl"
+    with alone(results, "--work"):
+        return examine(hour, results, given.only)
+
+
+def examine(hour: Hour, results: Path, only: list[str]) -> int:
+    """What was asked for, or all that has not passed yet; whether something failed."""
     hour.sources()
     before = passed(results)
     todo: list[Check] = [
         (name, partial(check, hour))
         for name, check in CHECKS.items()
-        if (name in given.only if given.only else name not in before)
+        if (name in only if only else name not in before)
     ]
     failed = run_checks(todo, results)
     print(f"{len(before)} had passed before")

@@ -20,7 +20,7 @@ from gemma_neuron.backends.neuron.backend import GRAPH_SOURCES
 from gemma_neuron.demo import demo_folder, demo_question
 from gemma_neuron.port import Port
 from scripts import first_hour
-from scripts.checks import Check, Failed, output_of, passed, run_rest
+from scripts.checks import Check, Failed, alone, output_of, passed, run_rest
 from scripts.nxd_source import source_folder, version_of
 from tests.neuron import trace_memory
 from tests.neuron.against_stock import write_stock
@@ -236,6 +236,12 @@ def main() -> int:
     given = parser.parse_args()
     source = source_folder(given.nxd_source)
     facts = {"nxd": version_of(source), "source": source_digest(*GRAPH_SOURCES)[:12]}
+    with alone(given.results, "--results"):
+        return examine(given, source, facts)
+
+
+def examine(given: argparse.Namespace, source: Path | None, facts: dict[str, str]) -> int:
+    """All that has not passed yet; whether something failed."""
     print(f"neuronx_distributed {facts['nxd']}", flush=True)
     work = given.results.with_suffix(".work").resolve() / f"{facts['nxd']}-{facts['source']}"
     work.mkdir(parents=True, exist_ok=True)

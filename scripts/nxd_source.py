@@ -13,7 +13,9 @@ def source_folder(given: str | None) -> Path | None:
         return None
     found = [p for p in (Path(given) / "src", Path(given)) if (p / "neuronx_distributed").is_dir()]
     if not found:
-        sys.exit(f"error: {given} holds no neuronx_distributed.")
+        print(f"error: {given} holds no neuronx_distributed.", file=sys.stderr)
+        print("hint: Give a checkout of NxD's source, or its src folder.", file=sys.stderr)
+        sys.exit(2)
     return found[0].resolve()
 
 

@@ -257,6 +257,10 @@ class Backend(Protocol):
         """Compile a traced unit into `folder` (files fsynced, uncommitted). Raises CompileError."""
         ...
 
+    def require_room(self, port: Port, replicas: int) -> None:
+        """Raise DoesNotFitError when this machine cannot hold so many replicas of the port, before any is loaded."""
+        ...
+
     def load(self, port: Port, replica: int = 0) -> Runner:
         """A runner over a port's committed weights and graphs; `replica` counts those on this machine.
 

@@ -47,7 +47,7 @@ def serve_local(
     if not 1.0 <= hang_after <= 3600.0:
         raise UsageError(f"--hang-after {hang_after:g}: give 1 to 3600 seconds.", "Leave it out.")
     opened = open_port(port, notice)
-    load, preload = replica_loader(opened)
+    load, preload = replica_loader(opened, replicas)
     serve(
         opened,
         load,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma_neuron.elastic.engine import HEARTBEAT_SECONDS, WorkerSpec
+from gemma_neuron.logs import to_stderr
 
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
@@ -65,6 +66,7 @@ def serve(spec: WorkerSpec, pipes: Pipes) -> None:
         # Ctrl-C goes to the terminal's group, and a notice to the controller: it decides what ends.
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
     os.environ.update(spec.environment)
+    to_stderr()
     threading.Thread(target=_end_with_controller, args=(pipes.lifeline,), daemon=True).start()
     threading.Thread(target=_beat, args=(pipes.beats,), daemon=True).start()
     context = Context(spec.rank, pipes.beats, spec.deadline)

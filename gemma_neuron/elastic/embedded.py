@@ -24,8 +24,9 @@ from gemma_neuron.elastic.engine import START_SECONDS, Outcome, WorkerHandle, Wo
 from gemma_neuron.elastic.faults import ReplicaDownError, WorkerDied, WorkerHung
 
 REAP_SECONDS = 5.0
-GOODBYE_SECONDS = 2.0
-"""What a worker without work has to end by itself, in milliseconds unless the machine is very busy."""
+GOODBYE_SECONDS = 30.0
+"""For a worker without work to end by itself: milliseconds, but where it has driven an accelerator. The cores are given
+back only now, and a process that is killed meanwhile can leave them unusable."""
 POLL_SECONDS = 0.25
 """How often heartbeats are looked at while nothing else happens."""
 EMBEDDED_LIMIT = 1024

@@ -194,9 +194,14 @@ def runner_factory(port: Port) -> Callable[[], Runner]:
     return lambda: backend(port.spec.backend).load(port)
 
 
-def replica_loader(port: Port) -> tuple[Callable[[int], Runner], tuple[str, ...]]:
-    """What loads a replica of the port in another process, by its index, and the modules it needs there."""
-    return partial(load_replica, port.path.resolve()), backend(port.spec.backend).preload
+def replica_loader(port: Port, count: int = 1) -> tuple[Callable[[int], Runner], tuple[str, ...]]:
+    """What loads a replica of the port in another process, by its index, and the modules it needs there.
+
+    Raises DoesNotFitError when this machine cannot hold `count` of them.
+    """
+    chosen = backend(port.spec.backend)
+    chosen.require_room(port, count)
+    return partial(load_replica, port.path.resolve()), chosen.preload
 
 
 def load_replica(path: Path, index: int) -> Runner:

@@ -28,7 +28,7 @@ from gemma_neuron.models.view import rank_view
 from gemma_neuron.plan import ShardPlan
 from gemma_neuron.port import Port
 from gemma_neuron.sharding.placement import place
-from scripts.checks import Check, Failed, run_rest
+from scripts.checks import Check, Failed, alone, run_rest
 from scripts.lowering.execute import executed
 from scripts.lowering.hlo import Facts, facts
 from scripts.lowering.server import Child
@@ -201,7 +201,11 @@ def main() -> int:
         ).returncode
     nxd = source_folder(given.nxd_source)
     shown = {"nxd": version_of(nxd), "source": source_digest(*GRAPH_SOURCES)[:12]}
-    with tempfile.TemporaryDirectory(prefix="lowering-") as folder, Child(given.python) as ask:
+    with (
+        alone(given.results, "--results"),
+        tempfile.TemporaryDirectory(prefix="lowering-") as folder,
+        Child(given.python) as ask,
+    ):
         todo = graphs(ask, nxd, given.only, Path(folder))
         return int(run_rest(todo, given.results, shown) > 0)
 

@@ -11,8 +11,7 @@ import pytest
 
 from gemma_neuron.demo import demo_folder
 from tests.eager import EagerRunner, eager_port
-from tests.equality.compare import BAR, worst
-from tests.equality.test_ranks import texts_of
+from tests.equality.compare import BAR, texts_of, worst
 from tests.stock import stock_logits
 
 TEXTS, PROMPTS = (150, 64, 40), (100, 64, 17)

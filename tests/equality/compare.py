@@ -12,6 +12,14 @@ from gemma_neuron.backends.decode import prefill_prompt, score_text
 
 BAR = 1e-4
 """Largest difference of a logit, relative to the largest logit: float32 rounding with room."""
+LENGTHS = (50, 24, 9)
+"""Texts: over six windows of 8, exactly a bucket, just over the small bucket."""
+
+
+def texts_of(vocab: int, lengths: tuple[int, ...] = LENGTHS, seed: int = 3) -> list[list[int]]:
+    """A text of random ordinary tokens of each length."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(5, vocab, n).tolist() for n in lengths]
 
 
 def worst(

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.eager import EagerRunner, eager_port
-from tests.equality.compare import BAR, worst
+from tests.equality.compare import BAR, texts_of, worst
 from tests.families import GLOBAL, SLIDING, write_family
 from tests.stock import stock_logits
 from tests.tiny import write_tiny_gemma3, write_tiny_gemma4
 
-LENGTHS = (50, 24, 9)
-"""Texts: over six windows of 8, exactly a bucket, just over the small bucket."""
 PROMPTS = (37, 24, 5)
 """Prefilled: several chunks and a part-filled bucket, a full one, a part-filled small one."""
-
-
-def texts_of(vocab: int, lengths: tuple[int, ...] = LENGTHS, seed: int = 3) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(5, vocab, n).tolist() for n in lengths]
 
 
 @pytest.mark.parametrize("strategy", ["replicate-kv", "replicate-global"])
@@ -48,14 +40,15 @@ def test_gemma3_equals_stock(tmp_path: Path, tp: int) -> None:
     assert max(found.values()) < BAR, found
 
 
-def test_stale_state_is_never_seen(tmp_path: Path) -> None:
-    """KV state filled with large values gives the same logits: nothing outside a sequence is read."""
+@pytest.mark.parametrize("left", [7.0, float("inf"), float("nan")])
+def test_stale_state_is_never_seen(tmp_path: Path, left: float) -> None:
+    """Whatever an earlier request left in the KV state, the logits are the same: a request starts on zeros."""
     source = write_tiny_gemma4(tmp_path / "source", sliding_window=8)
     port = eager_port(source, tmp_path / "port", tp=2)
     texts = texts_of(port.geometry.vocab)
     runner = EagerRunner(port)
     for state in runner._state.values():
-        state.fill_(7.0)
+        state.fill_(left)
     found = worst(runner, texts, stock_logits(source, texts), PROMPTS)
     assert max(found.values()) < BAR, found
 

@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from gemma_neuron.pipeline import open_port, runner_factory
-from tests.equality.compare import BAR, worst
+from tests.equality.compare import BAR, texts_of, worst
 
 LENGTHS, PROMPTS = (40, 24, 9), (30, 24, 5)
 """Tokens of each text, and how many of them are prefilled: several windows and part-filled buckets."""
@@ -22,7 +22,6 @@ LENGTHS, PROMPTS = (40, 24, 9), (30, 24, 5)
 
 def write_stock(source: Path, path: Path) -> Path:
     """Texts of random tokens and stock's logits of them, [n, vocab] float32 each."""
-    from tests.equality.test_ranks import texts_of
     from tests.stock import stock_logits
 
     vocab = json.loads((source / "config.json").read_text())["text_config"]["vocab_size"]

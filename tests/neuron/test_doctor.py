@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from gemma_neuron.backends.neuron.checks import driver_check
+from gemma_neuron.backends.neuron.checks import (
+    device_check,
+    driver_check,
+    health_check,
+    python_check,
+)
+from gemma_neuron.backends.neuron.devices import Devices, parse_health
 from gemma_neuron.backends.neuron.packages import refusal, release, releases
 from tests.neuron.flow import ROOT, run
 from tests.neuron.machines import devices, install, report
@@ -66,6 +74,17 @@ def test_no_device_and_no_sdk_is_no_problem() -> None:
     assert found["status"] == "ok" and "no Neuron SDK" in found["found"]
 
 
+def test_credentials_are_named_and_never_shown(tmp_path: Path) -> None:
+    secret = "wJalrXUtnFEMI"
+    none = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "HF_"))}
+    none |= {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    assert checks(none)["credentials"]["found"] == "hub token not set, AWS none"
+    both = none | {"HF_TOKEN": f"hf_{secret}", "AWS_ACCESS_KEY_ID": "AKID"}
+    found = checks(both | {"AWS_SECRET_ACCESS_KEY": secret})
+    assert found["credentials"]["found"] == "hub token set, AWS env"
+    assert secret not in str(found)
+
+
 def test_placeholders_of_the_public_index_are_recognised_on_disk(tmp_path: Path, sdk: Env) -> None:
     for name, version in (("torch_neuronx", "1.0"), ("neuronx_distributed", "0.1")):
         info = tmp_path / f"{name}-{version}.dist-info"
@@ -89,6 +108,8 @@ def test_placeholders_of_the_public_index_are_recognised_on_disk(tmp_path: Path,
         ({"torch": "2.13.0"}, "Trainium2"),
         ({"libneuronxla": "3.0.5356.0"}, "libneuronxla 3"),
         ({"neuronx-distributed": "0.1.0"}, "placeholder"),
+        ({"neuronx-cc": "1.0.post1"}, "placeholder"),
+        ({"libneuronxla": "1.0"}, "placeholder"),
         ({"torch-neuronx": "none"}, "not installed"),
         ({"neuronx-distributed-inference": "0.10.18399"}, "Trainium2"),
         ({"neuronx-cc": "2.27.5334.0"}, "no release known here"),
@@ -108,7 +129,59 @@ def test_each_release_of_the_matrix_is_judged_by_its_role() -> None:
     assert "position 512" in (refusal(release("2.29.1").packages) or "")
 
 
-def test_a_driver_older_than_the_runtime_wants() -> None:
-    old = driver_check("2.26.10.0", "2.33.10.0", release("2.31.1"))
-    assert old.status == "fail" and "2.29.0.0" in old.needed
-    assert driver_check("2.30.2.0", "2.33.10.0", release("2.31.1")).status == "ok"
+def test_all_of_a_refused_minor_release_is_refused_for_its_reason() -> None:
+    """2.29.0 had another compiler than 2.29.1."""
+    assert "position 512" in (refusal(PRIMARY | {"neuronx-cc": "2.24.5133.0"}) or "")
+
+
+def test_the_extra_pins_the_primary_release() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = dict(
+        pin.split("==") for pin in project["optional-dependencies"]["neuron"] if "==" in pin
+    )
+    primary = release("2.31.1")
+    assert pins == primary.packages | {"torch": primary.packages["torch"] + ".*"}
+
+
+@pytest.mark.parametrize(
+    ("driver", "runtime", "sdk", "bad"),
+    [
+        ("2.30.2.0", "2.33.10.0", "2.31.1", ""),
+        ("2.26.10.0", "2.33.10.0", "2.31.1", "2.29.0.0"),
+        ("2.26.10.0", "2.33.10.0-abc", "2.28.1", "2.29.0.0"),  # what the runtime came with counts
+        ("2.29.0.0", "2.30.51.0", "2.31.1", "runtime 2.33.10.0"),
+        ("2.29.0.0", "", "2.31.1", "runtime 2.33.10.0"),
+        ("", "2.33.10.0", "2.31.1", "2.29.0.0"),
+    ],
+)
+def test_a_driver_or_runtime_that_is_older_than_wanted(
+    driver: str, runtime: str, sdk: str, bad: str
+) -> None:
+    found = driver_check(driver, runtime, release(sdk))
+    assert found.status == ("fail" if bad else "ok") and bad in found.needed
+    assert bool(found.remedy) == bool(bad)
+
+
+def test_a_python_that_the_release_has_no_packages_for() -> None:
+    (found,) = python_check(release("2.31.1"), (3, 13))
+    assert found.status == "warn" and found.needed == "3.11 or 3.12 for SDK 2.31.1"
+    assert python_check(release("2.31.1"), (3, 12)) == python_check(None, (3, 13)) == []
+
+
+@pytest.mark.parametrize("line", ["[]", "3", "null", "{", "", '{"neuron_runtime_data": 3}'])
+def test_a_report_of_another_form_is_told_and_no_traceback(line: str) -> None:
+    health = parse_health(line)
+    assert bool(health.problems) == (line[:2] != '{"')
+
+
+def test_a_group_of_the_report_that_failed_is_no_clean_bill_of_health() -> None:
+    """Its counters are not there: nothing wrong was counted, and nothing was looked at."""
+    text = json.loads(json.dumps(report()))
+    text["system_data"]["neuron_hw_counters"] = {"error": "cannot read sysfs"}
+    found = health_check(parse_health(json.dumps(text)))
+    assert found.status == "warn" and found.found == "neuron_hw_counters: cannot read sysfs"
+
+
+def test_a_missing_tool_is_installed_and_no_reason_to_reboot() -> None:
+    missing = Devices(problem="neuron-ls is not installed", installed=False)
+    assert "bootstrap-inf2" in device_check(missing).remedy

@@ -51,6 +51,8 @@ MESSAGES = [
     ("NRT_EXEC_HW_ERR_HBM_UE at nd4", "memory error of the hardware", 8),
     ("NRT_EXEC_UNIT_UNRECOVERABLE", "core unrecoverable", 8),
     ("nrt_execute status=1006 NRT_EXEC_OOB", "index out of bounds on the device", 8),
+    ("NRT 1006 in nrt_execute on nc3", "index out of bounds on the device", 8),
+    ("nrt_execute failed, status: 1201", "memory error of the hardware", 8),
     ("DGE out-of-bounds in gather", "index out of bounds on the device", 8),
     ("NRT_EXEC_COMPLETED_WITH_NUM_ERR", "not a number", 8),
     ("NRT_EXEC_BAD_INPUT: shape of input0", "bad input", 8),
@@ -84,9 +86,25 @@ def test_faults_of_the_compiler_or_of_the_moment_are_tried_again_and_no_others()
     assert tried == of_the_compiler | {OUT_OF_HOST_MEMORY}
 
 
+def test_a_full_disk_is_told_before_what_it_led_to() -> None:
+    text = "OSError: [Errno 28] No space left on device\nINTERNAL_ERROR: Backend exited with code 1"
+    found = diagnose(text)
+    assert found is not None and found.kind == "disk full" and not found.retry
+
+
+UNKNOWN = (
+    "the flux capacitor is unhappy: code 17",
+    "cannot write MODULE_9cf137a01f134b00/model.neff",
+    "2026-01-01T10:00:00Z WARNING 4711 [Tiling]: operator sort is not supported there, going on\n"
+    "2026-01-01 10:00:01.123 4711 INFO  ||NCC||: dynamic dimension: none; SBUF not enough, spilling\n"
+    "neuronx-cc: the flux capacitor is unhappy",
+)
+"""Of a kind not known here, among what looks like known ones: digits of a digest, and what a log copes with."""
+
+
+@pytest.mark.parametrize("text", UNKNOWN)
 @pytest.mark.fault("nxdi-11-e2b-compiler")
-def test_an_unknown_message_is_shown_as_it_is_and_never_classified() -> None:
-    text = "the flux capacitor is unhappy: code 17"
+def test_an_unknown_message_is_shown_as_it_is_and_never_classified(text: str) -> None:
     assert diagnose(text) is None
     error = explained("The runtime failed", text, EnvironmentProblem, "")
     assert error.message == f"The runtime failed: {text}" and error.exit_code == 8

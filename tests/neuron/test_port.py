@@ -150,6 +150,51 @@ def test_serves_and_leaves_its_cores_in_order_or_suspect(
         assert checks["suspect cores"]["found"].startswith(left), checks["suspect cores"]
 
 
+@pytest.mark.parametrize(
+    ("chips", "replicas", "said", "hint"),
+    [
+        (6, 2, "NeuronCores 8 to 15; this machine has 12", "--replicas 1"),
+        (1, 1, "NeuronCores 0 to 7; this machine has 2", "smaller --tp"),
+    ],
+)
+def test_more_replicas_than_the_machine_holds_are_refused_before_any_is_loaded(
+    compiled: Compiled,
+    sdk: Env,
+    tmp_path: Path,
+    chips: int,
+    replicas: int,
+    said: str,
+    hint: str,
+) -> None:
+    env = install(tmp_path / "tools", devices()[:chips], report(), sdk)
+    command = ("gemma_neuron", "serve-local", compiled[0], "--unvalidated", "--port", 0, "--json")
+    done = run(env, *command, "--replicas", replicas)
+    assert done.code == 4, done.stderr
+    error = done.document["error"]
+    assert said in error["message"] and hint in error["hint"]
+    assert "warmed up" not in done.stderr
+
+
+def test_what_a_runner_sets_is_logged_and_it_leaves_its_cores(
+    compiled: Compiled, sdk: Env, tmp_path: Path
+) -> None:
+    env = install(tmp_path / "tools", devices(), report(), sdk)
+    env |= {"XDG_STATE_HOME": str(tmp_path), "NEURON_RT_VISIBLE_CORES": "4-11"}
+    env |= {"NEURON_RT_NUM_CORES": "2"}
+    done = run(env, "gemma_neuron", "validate", compiled[0], "--levels", "0", "--json")
+    assert done.document["verdict"] == "insufficient", done.stderr
+    logged = done.stderr
+    assert "NEURON_RT_VISIBLE_CORES=0-7 NEURON_RT_EXEC_TIMEOUT=600" in logged
+    assert "NEURON_RT_VISIBLE_CORES was 4-11; it is 0-7 from here on" in logged
+    assert "NEURON_RT_NUM_CORES was set; it is ignored" in logged
+    assert all(f"warmed up {unit.name}" in logged for unit in Port(compiled[0]).spec.graphs())
+    # One that ends by itself without closing, as after an error, has left its cores in order, too.
+    code = "from gemma_neuron.backends.neuron.cores import CoreNote; CoreNote(range(0, 8)); 1 / 0"
+    assert run(env, "timeit", "-n", 1, "-r", 1, code).code == 1
+    checks = run(env, "gemma_neuron", "doctor", "--json").document["checks"]
+    assert {c["name"]: c["found"] for c in checks}["suspect cores"] == "none"
+
+
 def test_a_rank_file_that_lost_a_tensor_stops_the_port(
     compiled: Compiled, sdk: Env, stock: Path, tmp_path: Path
 ) -> None:

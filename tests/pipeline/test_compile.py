@@ -23,8 +23,7 @@ from gemma_neuron.compilation.prediction import predict
 from gemma_neuron.errors import IntegrityError, UsageError
 from gemma_neuron.pipeline import open_port, runner_factory
 from gemma_neuron.port import Port
-from tests.equality.compare import BAR, worst
-from tests.equality.test_ranks import texts_of
+from tests.equality.compare import BAR, texts_of, worst
 from tests.pipeline.conftest import compile_tiny, tiny_source
 from tests.stock import stock_logits
 

@@ -92,6 +92,9 @@ class CpuBackend:
 
         return compile_traced(cast(Traced, traced), folder)
 
+    def require_room(self, port: Port, replicas: int) -> None:
+        pass  # replicas share the cores
+
     def load(self, port: Port, replica: int = 0) -> Runner:
         spin_less()
         from gemma_neuron.backends.cpu.runner import CpuRunner

@@ -85,6 +85,11 @@ class NeuronBackend:
 
         return compile_traced(cast("Traced", traced), folder, limits)
 
+    def require_room(self, port: Port, replicas: int) -> None:
+        from gemma_neuron.backends.neuron import cores, devices
+
+        cores.require_room(replicas, port.plan.tp, devices.core_count())
+
     def load(self, port: Port, replica: int = 0) -> Runner:
         self.require()
         from gemma_neuron.backends.neuron.runner import NeuronRunner

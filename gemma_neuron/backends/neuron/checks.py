@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from gemma_neuron.backends.base import BackendStatus, Check
@@ -30,9 +30,10 @@ def checks(status: BackendStatus) -> list[Check]:
                 needed="only for --backend neuron; compiling for it needs the SDK, but no device",
             )
         ]
-    found = [package_check(status)]
+    release = packages.release_of(status.facts)
+    found = [package_check(status), *python_check(release)]
     if present:
-        listed, release = devices.list_devices(), packages.release_of(status.facts)
+        listed = devices.list_devices()
         found += [driver_check(driver(), runtime(), release), device_check(listed)]
         if not listed.problem:
             found += [health_check(devices.read_monitor())]
@@ -53,17 +54,44 @@ def package_check(status: BackendStatus) -> Check:
     )
 
 
+def python_check(
+    release: packages.Release | None, python: tuple[int, int] = sys.version_info[:2]
+) -> list[Check]:
+    """Empty where no release is installed, or it has wheels for this Python."""
+    version = ".".join(map(str, python))
+    if release is None or version in release.python:
+        return []
+    return [
+        Check(
+            name="neuron python",
+            status="warn",
+            found=version,
+            needed=f"{' or '.join(release.python)} for SDK {release.name}",
+            remedy="Remove .venv and run GEMMA_NEURON_PYTHON=python3.11 scripts/bootstrap-inf2.",
+        )
+    ]
+
+
 def driver_check(driver: str, runtime: str, release: packages.Release | None) -> Check:
-    """The driver may be newer than the runtime's release, never older."""
-    wanted = (release or packages.release("2.31.1")).system["aws-neuronx-dkms"]
-    old = bool(driver) and _numbers(driver) < _numbers(wanted)
+    """The driver may be newer than what the packages' and the runtime's releases came with, never older; the runtime
+    may be newer than the packages."""
+    system = (release or packages.release("2.31.1")).system
+    wanted = max(
+        system["aws-neuronx-dkms"], packages.driver_of_runtime(runtime), key=packages.numbers
+    )
+    least = system["aws-neuronx-runtime-lib"]
+    bad = [
+        f"{part} {version or 'is missing'}"
+        for part, version, needed in (("driver", driver, wanted), ("runtime", runtime, least))
+        if not version or packages.numbers(version) < packages.numbers(needed)
+    ]
     return Check(
         name="neuron driver",
-        status="fail" if old or not driver else "ok",
+        status="fail" if bad else "ok",
         found=f"driver {driver or 'not loaded'}, runtime {runtime or 'not installed'}",
-        needed=f"driver {wanted} or newer",
+        needed=f"driver {wanted} or newer, runtime {least} or newer",
         remedy=f"{BOOTSTRAP} A new driver is loaded by `modprobe -r neuron && modprobe neuron`."
-        if old or not driver
+        if bad
         else "",
     )
 
@@ -71,6 +99,7 @@ def driver_check(driver: str, runtime: str, release: packages.Release | None) ->
 def device_check(found: devices.Devices) -> Check:
     busy = ", ".join(f"{pid} ({command})" for pid, command in found.processes)
     wrong = found.problem or not found.contiguous
+    repair = REBOOT if found.installed else BOOTSTRAP
     state = found.problem or (
         f"{found.devices} devices, {found.cores} NeuronCores"
         + (f"; in use by {busy}" if busy else "")
@@ -83,7 +112,7 @@ def device_check(found: devices.Devices) -> Check:
         needed="devices without a gap and without another process",
         remedy=f"End process {busy} with TERM and wait."
         if busy and not wrong
-        else REBOOT
+        else repair
         if wrong
         else "",
     )
@@ -151,8 +180,3 @@ def runtime() -> str:
         if ran.returncode == 0 and ran.stdout.strip():
             return ran.stdout.strip()
     return ""
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    head = re.split(r"[-+]", version, maxsplit=1)[0]
-    return tuple(int(part) for part in head.split(".") if part.isdigit())

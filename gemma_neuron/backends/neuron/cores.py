@@ -7,6 +7,7 @@ closes: a note of this boot whose process is gone marks suspect cores.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 from dataclasses import dataclass
@@ -48,12 +49,17 @@ def cores_of(replica: int, tp: int, present: int | None) -> range:
     return cores
 
 
+def require_room(replicas: int, tp: int, present: int | None) -> None:
+    """Raises DoesNotFitError for more replicas than the machine's cores hold."""
+    cores_of(replicas - 1, tp, present)
+
+
 def notes_folder() -> Path:
     return Path(platformdirs.user_state_dir("gemma-neuron"))
 
 
 class CoreNote:
-    """Says, while it exists, that this process holds cores."""
+    """Says, until it is removed or the process ends in order, that this process holds cores."""
 
     def __init__(self, cores: range) -> None:
         folder = notes_folder()
@@ -64,9 +70,11 @@ class CoreNote:
             self._path,
             {"boot": _boot(), "started": started, "first": cores.start, "count": len(cores)},
         )
+        atexit.register(self.remove)
 
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)
+        atexit.unregister(self.remove)
 
 
 def held() -> list[Held]:

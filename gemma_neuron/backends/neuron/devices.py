@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ TOOLS_FOLDER = Path("/opt/aws/neuron/bin")
 LS_SECONDS = 30
 MONITOR_SECONDS = 20
 """The monitor reports every 5 seconds unless told otherwise."""
+END_SECONDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Devices:
     processes: tuple[tuple[int, str], ...] = ()
     contiguous: bool = True
     problem: str = ""
+    installed: bool = True
+    """False where the tool itself is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,6 @@ class Health:
     hardware_errors: int = 0
     runtime_errors: int = 0
     timed_out: int = 0
-    in_use: tuple[int, ...] = ()
     problems: tuple[str, ...] = field(default=())
 
 
@@ -55,13 +58,15 @@ def list_devices() -> Devices:
     """Devices of this machine by `neuron-ls -j`."""
     path = tool("neuron-ls")
     if path is None:
-        return Devices(problem="neuron-ls is not installed")
+        return Devices(problem="neuron-ls is not installed", installed=False)
     try:
         ran = subprocess.run(
             [path, "-j"], capture_output=True, text=True, timeout=LS_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         return Devices(problem=f"neuron-ls did not answer within {LS_SECONDS} s")
+    except OSError as error:
+        return Devices(problem=f"neuron-ls cannot be run: {error.strerror or error}")
     if ran.returncode != 0:
         return Devices(problem=(ran.stderr or ran.stdout).strip() or f"exit {ran.returncode}")
     return parse_devices(ran.stdout)
@@ -102,9 +107,17 @@ def read_monitor() -> Health:
     path = tool("neuron-monitor")
     if path is None:
         return Health(problems=("neuron-monitor is not installed",))
-    with subprocess.Popen([path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
+    try:
+        running = subprocess.Popen([path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    except OSError as error:
+        return Health(problems=(f"neuron-monitor cannot be run: {error.strerror or error}",))
+    with running:
         line = _first_line(running)
         running.terminate()
+        try:
+            running.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            running.kill()
     return parse_health(line)
 
 
@@ -120,23 +133,12 @@ def parse_health(line: str) -> Health:
     try:
         report = json.loads(line)
     except ValueError:
-        return Health(
-            problems=(f"neuron-monitor wrote no JSON: {line.strip()[:200] or 'nothing'}",)
-        )
+        report = None
+    if not isinstance(report, dict):
+        shown = line.strip()[:200] or "nothing"
+        return Health(problems=(f"neuron-monitor wrote no report: {shown}",))
     runtimes = [_at(row, "report") for row in _rows(report.get("neuron_runtime_data"))]
-    problems = [
-        str(row["error"]) for row in _rows(report.get("neuron_runtime_data")) if row.get("error")
-    ]
-    hardware = _at(report, "neuron_hardware_info")
-    if hardware.get("error"):
-        problems.append(str(hardware["error"]))
     counters = _rows(_at(report, "system_data", "neuron_hw_counters").get("neuron_devices"))
-    in_use = {
-        int(core)
-        for runtime in runtimes
-        for core in _at(runtime, "neuroncore_counters", "neuroncores_in_use")
-        if str(core).isdigit()
-    }
     return Health(
         instance_type=str(_at(report, "instance_info").get("instance_type", "")),
         uncorrected=sum(
@@ -146,9 +148,21 @@ def parse_health(line: str) -> Health:
         hardware_errors=_total(runtimes, "error_summary", "hardware"),
         runtime_errors=_total(runtimes, "error_summary", "runtime"),
         timed_out=_total(runtimes, "execution_summary", "timed_out"),
-        in_use=tuple(sorted(in_use)),
-        problems=tuple(problems),
+        problems=tuple(_errors(report)),
     )
+
+
+def _errors(value: object, where: str = "") -> Iterator[str]:
+    """What stands in any group's `error`, with the group's name: its counters are missing or old then."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _errors(item, where)
+    elif isinstance(value, dict):
+        error = value.get("error")
+        if isinstance(error, str) and error:
+            yield f"{where}: {error}" if where else error
+        for key, item in value.items():
+            yield from _errors(item, key)
 
 
 def _total(runtimes: list[dict[str, Any]], group: str, name: str) -> int:

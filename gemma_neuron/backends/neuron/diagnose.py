@@ -29,6 +29,12 @@ ERRORS: dict[int, type[GemmaNeuronError]] = {
 }
 
 
+CHATTER = re.compile(r"\b(?:TRACE|DEBUG|INFO|USER|WARN|WARNING)\b")
+SERIOUS = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b")
+LEVEL_WITHIN = 80
+"""Characters of a log's line among which its level stands, behind date, process and component."""
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """A recognised message. `retry`: worth one more try. `shown`: the line that was recognised."""
@@ -65,7 +71,11 @@ def _rules() -> tuple[_Rule, ...]:
 
 
 def diagnose(text: str) -> Diagnosis | None:
-    """The first rule that any line matches (the file's order is from specific to general), or None."""
+    """The first rule that any line matches (the file's order is from specific to general), or None.
+
+    What a log says at a level below error is not looked at: a compiler tells of much that it copes with.
+    """
+    text = "\n".join(line for line in text.splitlines() if not _is_chatter(line))
     for rule in _rules():
         found = rule.pattern.search(text)
         if found is not None:
@@ -74,6 +84,11 @@ def diagnose(text: str) -> Diagnosis | None:
             line = text[start : end if end >= 0 else len(text)].strip()
             return Diagnosis(rule.kind, rule.exit_code, rule.hint, rule.retry, line[:LONGEST_SHOWN])
     return None
+
+
+def _is_chatter(line: str) -> bool:
+    head = line[:LEVEL_WITHIN]
+    return CHATTER.search(head) is not None and SERIOUS.search(head) is None
 
 
 def explained(what: str, text: str, unknown: type[GemmaNeuronError], log: str) -> GemmaNeuronError:

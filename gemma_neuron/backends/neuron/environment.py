@@ -16,6 +16,9 @@ REFUSED = (
     "NEURON_CC_FLAGS",
     "XLA_USE_BF16",
     "XLA_DOWNCAST_BF16",
+    "XLA_USE_32BIT_LONG",
+    "XLA_NO_SPECIAL_SCALARS",
+    "XLA_HANDLE_SPECIAL_SCALAR",
     "NXD_CPU_MODE",
     "NEURON_RT_NUM_CORES",
 )
@@ -52,6 +55,10 @@ def _clear() -> None:
 
 
 def _set(values: dict[str, str]) -> None:
+    for name, value in values.items():
+        before = os.environ.get(name, value)
+        if before != value:
+            log.warning("%s was %s; it is %s from here on", name, before, value)
     os.environ.update(values)
     os.environ.setdefault("NXD_LOG_LEVEL", "warning")
     log.info("neuron environment: %s", " ".join(f"{k}={v}" for k, v in values.items()))

@@ -60,15 +60,38 @@ def refusal(found: Mapping[str, str]) -> str | None:
             f"{DECIDING} {_of(found, DECIDING)} belongs to no release known here; known are {known}"
         )
     if installed.role == "refused":
-        return f"these are the packages of SDK {installed.name}: {installed.reason}"
+        minor = installed.name.rpartition(".")[0]
+        return f"these are the packages of SDK {minor}: {installed.reason}"
     wrong = mismatches(installed, found)
     return f"SDK {installed.name} pins {'; '.join(wrong)}" if wrong else None
 
 
 def release_of(found: Mapping[str, str]) -> Release | None:
-    """The release whose compiler is installed."""
+    """The release whose compiler is installed. A refused release stands for all of its minor version."""
     version = _of(found, DECIDING)
-    return next((r for r in releases() if _starts(version, r.packages[DECIDING])), None)
+    exact = (r for r in releases() if _starts(version, r.packages[DECIDING]))
+    minor = numbers(version)[:2]
+    alike = (
+        r for r in releases() if r.role == "refused" and minor == numbers(r.packages[DECIDING])[:2]
+    )
+    return next(exact, None) or next(alike, None)
+
+
+def driver_of_runtime(runtime: str) -> str:
+    """The driver that the newest release with a runtime up to this one came with; empty when none is as old."""
+    known = [
+        (numbers(r.system["aws-neuronx-runtime-lib"]), r.system["aws-neuronx-dkms"])
+        for r in releases()
+    ]
+    return max(
+        ((has, driver) for has, driver in known if has <= numbers(runtime)), default=((), "")
+    )[1]
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """For comparing: the dotted numbers, without a build's suffix."""
+    head = re.split(r"[-+]", version, maxsplit=1)[0]
+    return tuple(int(part) for part in head.split(".") if part.isdigit())
 
 
 def mismatches(wanted: Release, found: Mapping[str, str]) -> list[str]:

@@ -6,6 +6,8 @@ was once seen to wait on a pipe for 25 minutes. It is ended with TERM, then KILL
 
 from __future__ import annotations
 
+import os
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from typing import Generic, TypeVar
 import psutil
 
 Answer = TypeVar("Answer")
+STANDARD_STREAMS = (1, 2)
 IDLE_CPU_FRACTION = 0.01
 POLL_SECONDS = 2.0
 POLLS_A_LIMIT = 10
@@ -36,7 +39,8 @@ class CompilerStalledError(Exception):
 
 @dataclass(slots=True)
 class Watch(Generic[Answer]):
-    """Runs one action in a thread and watches what it starts. `output`: a folder that grows while it works."""
+    """Runs one action in a thread and watches what it starts. `output`: a folder that grows while it works. What this
+    process and all it starts print counts too, where it goes to files (a worker's log)."""
 
     output: Path
     stall_seconds: float
@@ -76,11 +80,10 @@ class Watch(Generic[Answer]):
             self._error.append(error)
 
     def _written(self) -> tuple[int, float]:
-        """Bytes and newest change of all files below `output`."""
+        """Bytes and newest change of all files below `output` and of what is printed to files."""
         total, newest = 0, 0.0
-        for path in self.output.rglob("*"):
-            with suppress(OSError):
-                found = path.stat()
+        for found in (*map(_status, self.output.rglob("*")), *map(_status, STANDARD_STREAMS)):
+            if found is not None:
                 total, newest = total + found.st_size, max(newest, found.st_mtime)
         return total, newest
 
@@ -100,6 +103,17 @@ class Watch(Generic[Answer]):
             with suppress(psutil.Error):
                 total += process.memory_info().rss
         self.peak_bytes = max(self.peak_bytes, total)
+
+
+def _status(place: Path | int) -> os.stat_result | None:
+    """Of a file, or of a stream that goes to one."""
+    with suppress(OSError):
+        if isinstance(place, Path):
+            return place.stat()
+        found = os.fstat(place)
+        if stat.S_ISREG(found.st_mode):
+            return found
+    return None
 
 
 def end_descendants(patience: float = TERM_PATIENCE_SECONDS) -> int:

@@ -138,9 +138,14 @@ def _refused(error: HfHubHTTPError, asked: Asked) -> GemmaNeuronError:
     )
 
 
+def has_token() -> bool:
+    """Whether this user has a token of the hub, in HF_TOKEN or the hub's own file."""
+    return get_token() is not None
+
+
 def _gated(status: int, said: str, asked: Asked) -> AccessError:
     accept = f"Accept the terms at {asked.page} with your account"
-    if get_token() is None:
+    if not has_token():
         return AccessError(
             f"{asked.repo} is gated and no token was sent ({status}{said}).",
             f"{accept}, make a read token at {constants.ENDPOINT}/settings/tokens and set HF_TOKEN to it.",
@@ -154,7 +159,7 @@ def _gated(status: int, said: str, asked: Asked) -> AccessError:
 
 def _unknown_user(said: str, asked: Asked) -> AccessError:
     tokens = f"{constants.ENDPOINT}/settings/tokens"
-    if get_token() is None:
+    if not has_token():
         return AccessError(
             f"{asked.repo}: no token was sent, and the hub answers 401{said}: it is private, gated or not "
             "there at all.",
