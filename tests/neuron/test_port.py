@@ -13,8 +13,9 @@ import pytest
 
 from gemma_neuron.port import Port
 from tests.neuron.conftest import FLAGS
-from tests.neuron.flow import Done, asked, compile_port, run, serving
+from tests.neuron.flow import Done, asked, compile_port, run, run_command, serving
 from tests.neuron.machines import devices, install, report
+from tests.tiny import read_safetensors, write_safetensors
 
 Compiled = tuple[Path, Done]
 Env = dict[str, str]
@@ -60,6 +61,19 @@ def test_flags_per_phase_and_no_log_path_in_a_key(compiled: Compiled) -> None:
     assert keys["prefill-b1-l24"]["flags"].startswith("-O1 ")
     assert len({keys[u]["layout"] for u in keys if not u.startswith("decode")}) == 1
     assert "log" not in json.dumps([k["flags"] for k in keys.values()])
+
+
+@pytest.mark.parametrize(
+    ("given", "added"), [("--auto-cast none", "--auto-cast=none"), ("-O2", "-O1")]
+)
+def test_the_stand_in_compiler_refuses_what_nxd_would_double(
+    tmp_path: Path, sdk: Env, given: str, added: str
+) -> None:
+    """NxD adds a flag it does not find in its own spelling: were ours another, no compile above would end well."""
+    needed = "compile g.hlo --framework=XLA --target=inf2 --model-type=transformer --lnc=1"
+    files = (f"--output={tmp_path}/g.neff", f"--logfile={tmp_path}/log")
+    done = run_command(["neuronx-cc", *needed.split(), *files, *given.split(), added], sdk)
+    assert done.code == 2 and "given twice" in done.stderr, done.stderr
 
 
 @pytest.mark.fault("orig-14-failed-compile-cached")
@@ -200,7 +214,6 @@ def test_a_rank_file_that_lost_a_tensor_stops_the_port(
 ) -> None:
     """NxD itself would pass it on: nothing checks weights before the device."""
     from gemma_neuron.artifacts import CommittedSet
-    from tests.tiny import read_safetensors, write_safetensors
 
     out = tmp_path / "port"
     shutil.copytree(compiled[0], out)

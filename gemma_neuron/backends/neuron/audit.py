@@ -20,12 +20,7 @@ from gemma_neuron.errors import CompileError, IntegrityError
 from gemma_neuron.models.view import RankView
 from gemma_neuron.plan import ShardPlan
 
-STORED_DTYPES = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "I32": torch.int32,
-}
+STORED_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "I32": torch.int32}
 """What rank files hold: the checkpoint's own dtypes, cast when a port is loaded."""
 
 

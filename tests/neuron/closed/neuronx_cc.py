@@ -26,7 +26,10 @@ EVERY = 3
 
 
 def main(arguments: list[str]) -> int:
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if twice := _contradictions(arguments):
+        parser.error(f"given twice, differently: {twice}")
     log = Path(given.logfile)
     log.write_text("stand-in compiler\n")
     misbehaved = _misbehave(log)
@@ -57,6 +60,16 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--enable-internal-neff-wrapper", action="store_true")
     parser.add_argument("--internal-hlo2tensorizer-options")
     return parser
+
+
+def _contradictions(arguments: list[str]) -> list[str]:
+    """Flags that stand there with two values: NxD adds those whose spelling it does not know (functions.py)."""
+    seen: dict[str, set[str]] = {}
+    for argument in arguments:
+        name, _, value = argument.replace("-O", "-O=", 1).partition("=")
+        if name.startswith("-"):
+            seen.setdefault(name, set()).add(value)
+    return [name for name, values in seen.items() if len(values) > 1]
 
 
 def _misbehave(log: Path) -> int | None:
