@@ -140,11 +140,12 @@ def _markers(template: ChatTemplate | None, tokenizer: Tokenizer) -> FamilyMarke
     return None
 
 
-def stop_token_ids(folder: Path) -> tuple[int, ...]:
+def stop_token_ids(folder: Path, ids: Mapping[str, int] | None = None) -> tuple[int, ...]:
     """Ids that end an answer, sorted: generation_config.json's (else config.json's, else its
     text_config's) united with the template's turn end where the vocabulary has it as one token.
 
-    Reads JSON only. Raises ConfigError or TokenizerError on files that are no JSON objects.
+    `ids`: piece → id, where tokenizer.json was parsed already. Reads JSON only. Raises ConfigError
+    or TokenizerError on files that are no JSON objects.
     """
     config = _json_object(folder / "config.json")
     text = config.get("text_config")
@@ -157,7 +158,8 @@ def stop_token_ids(folder: Path) -> tuple[int, ...]:
     if template is not None:
         for family in FAMILIES:
             if family.turn_end in template.source:
-                token = _vocabulary_id(folder, family.turn_end)
+                piece = family.turn_end
+                token = _vocabulary_id(folder, piece) if ids is None else ids.get(piece)
                 found |= {token} if token is not None else set()
                 break
     return tuple(sorted(found))

@@ -256,6 +256,6 @@ class _Reader:
 
     def _stop_ids(self) -> tuple[int, ...]:
         try:
-            return tuple(stop_token_ids(self.source.folder))
+            return tuple(stop_token_ids(self.source.folder, self.files.ids))
         except GemmaNeuronError:
             return ()  # the file it failed on is a finding

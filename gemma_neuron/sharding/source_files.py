@@ -6,6 +6,7 @@ can be explained.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
@@ -20,6 +21,7 @@ from gemma_neuron.regular_files import VANISHED, FileState, changed, require_sam
 from gemma_neuron.sharding.cuts import Cut
 from gemma_neuron.sharding.piece_sizes import SCRATCH_BYTES
 
+HUGE_PAGE_BYTES = 2 * 1024 * 1024
 SHORT_STRIDE = 16 * 1024
 """Rows up to this many bytes are read whole and picked apart in memory; of longer ones only the run is read. A read
 of its own costs about as much as copying this much: its call, and the threads' one interpreter lock."""
@@ -120,13 +122,23 @@ class SourceFiles:
         """`SCRATCH_BYTES` of the calling thread's own."""
         held: memoryview | None = getattr(self._of_thread, "scratch", None)
         if held is None:
-            held = self._of_thread.scratch = memoryview(anonymous_memory(SCRATCH_BYTES))
+            held = self._of_thread.scratch = anonymous_memory(SCRATCH_BYTES)
         return held
 
 
-def anonymous_memory(count: int) -> mmap.mmap:
-    """Page-aligned memory of this process alone, as unbuffered writing needs it."""
-    return mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def anonymous_memory(count: int, *, huge: bool = False) -> memoryview:
+    """`count` bytes of page-aligned memory of this process alone, as unbuffered writing needs it.
+
+    `huge`: in huge pages where the system has them, aligned to them.
+    """
+    spare = HUGE_PAGE_BYTES if huge else 0
+    memory = mmap.mmap(-1, count + spare, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if not huge:
+        return memoryview(memory)
+    with contextlib.suppress(OSError):  # a kernel built without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    first = -np.frombuffer(memory, np.uint8).ctypes.data % HUGE_PAGE_BYTES
+    return memoryview(memory)[first : first + count]
 
 
 def _is_cached(handle: int, offset: int) -> bool:

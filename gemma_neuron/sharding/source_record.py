@@ -149,7 +149,7 @@ class SourceDigests:
         header = self._header(path, spans)
         hashed = [] if header else [(*span[:2], blake3()) for span in spans]
         whole = blake3()
-        room = memoryview(anonymous_memory(HOT_BYTES))
+        room = anonymous_memory(HOT_BYTES)
         first = 0
         for offset in range(0, size, HOT_BYTES):
             if self._stopped.is_set():
