@@ -230,6 +230,8 @@ class Backend(Protocol):
     name: str
     optimises_layout: bool
     """Whether it has a `layout` unit (see CompileSpec)."""
+    keeps_devices: bool
+    """Whether a process that loaded a port holds devices until it ends, however it closes the port."""
     preload: tuple[str, ...]
     """Modules that every compile worker needs and that start no thread: loaded once, before workers are forked."""
 

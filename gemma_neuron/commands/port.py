@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -33,6 +34,7 @@ from gemma_neuron.render import emit_json, emit_lines, notice
 if TYPE_CHECKING:
     from gemma_neuron.pipeline import CompileRequest
     from gemma_neuron.pipeline.tasks import TaskOptions
+    from gemma_neuron.reports import ValidationReport
     from gemma_neuron.sharding.candidates import StrategyChoice
 
 
@@ -197,11 +199,13 @@ def validate(
         force_template=chat_template,
         drift=drift,
     )
-    found = validate_port(
-        port, checkpoint, options, notice=notice, progress=ticker, watch=Download()
-    )
-    if asked is not None:
-        found = with_tasks(found, port, asked, ticker)
+
+    def judge() -> ValidationReport:
+        watch = Download()
+        return validate_port(port, checkpoint, options, notice=notice, progress=ticker, watch=watch)
+
+    with_them = partial(with_tasks, base=base, progress=ticker)
+    found = judge() if asked is None else with_them(judge, port, asked)
     ticker.close()
     if report is not None:
         write_page(found, report)

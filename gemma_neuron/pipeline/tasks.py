@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemma_neuron.artifacts import write_json_atomic
+from gemma_neuron.backends.registry import backend
 from gemma_neuron.errors import EnvironmentProblem
 from gemma_neuron.port import VERDICT_NAME, Port
 
 if TYPE_CHECKING:
-    from gemma_neuron.reports import ValidationReport
+    from gemma_neuron.reports import LevelResult, Scope, ValidationReport
 
 KEY_VARIABLE = "GEMMA_NEURON_API_KEY"
 END_SECONDS = 60.0
@@ -34,28 +35,57 @@ class TaskOptions:
 
 
 def with_tasks(
-    report: ValidationReport, path: Path, options: TaskOptions, progress: Callable[[str], None]
+    judge: Callable[[], ValidationReport],
+    path: Path,
+    options: TaskOptions,
+    *,
+    base: bool,
+    progress: Callable[[str], None],
 ) -> ValidationReport:
-    """`report` with level 7 behind the others, also in the port's `validation.json`; the verdict stays."""
+    """What `judge` reports, with level 7 behind the others, also in the port's `validation.json`; the verdict stays.
+
+    `judge` loads the port in this process. Where a process keeps its devices until it ends, the server comes first.
+    """
+    port = Port(path)
+    before = backend(port.spec.backend).keeps_devices
+    level = _asked(port, _own_scope(port, base), options, progress) if before else None
+    report = judge()
+    level = level or _asked(port, report.scope, options, progress)
+    report = replace(report, levels=(*report.levels, level))
+    write_json_atomic(path / VERDICT_NAME, {"schema": 1, **report.to_json()})
+    return report
+
+
+def _own_scope(port: Port, base: bool) -> Scope:
+    """What the server will be asked as, by the port's own template."""
+    from gemma_neuron.chat import load_chat_assets
+    from gemma_neuron.validation.verdict import scope
+
+    template = load_chat_assets(port.source_folder).template
+    if template is not None:
+        template.close()
+    return scope(template is not None, base)
+
+
+def _asked(
+    port: Port, scope: Scope, options: TaskOptions, progress: Callable[[str], None]
+) -> LevelResult:
     from gemma_neuron.validation.levels.task import task_level
     from gemma_neuron.validation.tasks import run_tasks
 
-    port, started = Port(path), time.monotonic()
+    started = time.monotonic()
     progress("level 7")
-    with served(path) as url:
+    with served(port.path) as url:
         found = run_tasks(
             url,
             port.source_folder,
             options.names,
-            chat=report.scope == "chat",
+            chat=scope == "chat",
             max_context=port.spec.max_context,
             limit=options.limit,
             progress=progress,
         )
-    level = replace(task_level(found), seconds=round(time.monotonic() - started, 3))
-    report = replace(report, levels=(*report.levels, level))
-    write_json_atomic(path / VERDICT_NAME, {"schema": 1, **report.to_json()})
-    return report
+    return replace(task_level(found), seconds=round(time.monotonic() - started, 3))
 
 
 @contextmanager

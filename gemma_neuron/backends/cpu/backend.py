@@ -55,6 +55,7 @@ class CpuBackend:
 
     name = "cpu"
     optimises_layout = False
+    keeps_devices = False
     preload = ("torch",)
 
     def probe(self) -> BackendStatus:

@@ -38,6 +38,7 @@ class NeuronBackend:
 
     name = "neuron"
     optimises_layout = True
+    keeps_devices = True
     preload = ("torch",)
 
     def probe(self) -> BackendStatus:
