@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from gemma_neuron.backends.base import Check
@@ -109,7 +109,13 @@ def _torch() -> Check:
 
 
 def _backends() -> list[Check]:
-    return [check for name in MODULES for check in backend(name).checks()]
+    checks = [check for name in MODULES for check in backend(name).checks()]
+    if backend("neuron").probe().usable:  # which needs no C++ compiler
+        checks = [
+            replace(c, status="warn") if c.name == "back end cpu" and c.status == "fail" else c
+            for c in checks
+        ]
+    return checks
 
 
 def _memory() -> Check:

@@ -37,7 +37,7 @@ def serve_local(
     as_json: Json = False,
 ) -> None:
     """Serve a validated port: OpenAI's API on loopback."""
-    from gemma_neuron.pipeline import open_port, replica_loader
+    from gemma_neuron.pipeline import keeps_devices, open_port, replica_loader
     from gemma_neuron.serving.local import ServeOptions, serve
 
     if not 0 <= http_port < 2**16:
@@ -63,6 +63,7 @@ def serve_local(
             request_seconds=request_seconds,
             drain_seconds=drain_seconds,
             preload=preload,
+            keeps_devices=keeps_devices(opened),
         ),
     )
 

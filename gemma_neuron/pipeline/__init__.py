@@ -204,6 +204,11 @@ def replica_loader(port: Port, count: int = 1) -> tuple[Callable[[int], Runner],
     return partial(load_replica, port.path.resolve()), chosen.preload
 
 
+def keeps_devices(port: Port) -> bool:
+    """See `Backend.keeps_devices`, of the one the port was compiled for."""
+    return backend(port.spec.backend).keeps_devices
+
+
 def load_replica(path: Path, index: int) -> Runner:
     """Replica `index` of the port at `path`. Raises what `Backend.load` raises."""
     port = Port(path)

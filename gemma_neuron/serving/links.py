@@ -98,6 +98,11 @@ class Link:
             target=self._talk, args=(connection, heard), name=name, daemon=True
         ).start()
 
+    @property
+    def attached(self) -> bool:
+        """Whether the replica has called: from then on it loads, and hears what is sent when it has."""
+        return self._connection is not None
+
     def send(self, message: Any) -> None:
         self._outgoing.put(message)
 

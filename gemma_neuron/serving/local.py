@@ -60,6 +60,8 @@ class ServeOptions:
     """Without a sign of life, after which a replica counts as hung."""
     preload: tuple[str, ...] = ()
     """Modules that every replica needs: loaded once, before replicas are forked."""
+    keeps_devices: bool = False
+    """See `Backend.keeps_devices`."""
 
 
 def serve(
@@ -132,6 +134,7 @@ def make_service(
         tokenizer_file=folder.resolve() / TOKENIZER_FILE,
         stop_ids=assets.stop_ids,
         silence_seconds=options.silence_seconds,
+        keeps_devices=options.keeps_devices,
     )
     engine = EmbeddedEngine(preload=[*options.preload, replica.__name__])
     return Service(Replicas(count, setup, engine, EventLog(_sink(port))), assets, info)

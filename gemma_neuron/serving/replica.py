@@ -46,6 +46,8 @@ class ReplicaSetup:
     tokenizer_file: Path | None = None
     stop_ids: frozenset[int] = frozenset()
     reuse_prefixes: bool = True
+    keeps_devices: bool = False
+    """See `Backend.keeps_devices`: such a process is not killed where it can be waited for."""
     silence_seconds: float = DEADLINE_SECONDS
     load_seconds: float = 120.0
     step_seconds: float = 60.0

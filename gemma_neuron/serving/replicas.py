@@ -209,12 +209,17 @@ class Replicas(Pool):
             ) from fault
 
     def _say_goodbye(self) -> None:
-        """Ask all replicas to end, and wait for those that serve: a killed one can leave its cores unusable."""
+        """Ask all replicas to end, and wait for those that serve: a killed one can leave its cores unusable. So can one
+        that is killed while it loads; where that matters it is waited for as long as loading may take."""
+        patient = self._setup.keeps_devices
         handles = [handle for handle in self._manager.workers if handle in self._begun]
         for handle in handles:
             self._by_handle[handle].send(("close",))
-        end = time.monotonic() + self._close_seconds
-        waiting = [handle for handle in handles if self._by_handle[handle].phase == "ready"]
+        links = {handle: self._by_handle[handle] for handle in handles}
+        waiting = [h for h, x in links.items() if x.phase == "ready" or (patient and x.attached)]
+        loading = any(links[handle].phase != "ready" for handle in waiting)
+        seconds = self._close_seconds + (self._setup.load_seconds if loading else 0.0)
+        end = time.monotonic() + seconds
         while waiting and time.monotonic() < end:
             over = self._manager.engine.wait(waiting, WAIT_SECONDS)
             waiting = [handle for handle in waiting if handle not in {o.handle for o in over}]

@@ -19,7 +19,7 @@ from gemma_neuron.backends.neuron.checks import (
 )
 from gemma_neuron.backends.neuron.devices import Devices, parse_health
 from gemma_neuron.backends.neuron.packages import refusal, release, releases
-from tests.neuron.flow import ROOT, run
+from tests.neuron.flow import HERE, ROOT, run
 from tests.neuron.machines import devices, install, report
 
 Env = dict[str, str]
@@ -72,6 +72,15 @@ def test_no_device_and_no_sdk_is_no_problem() -> None:
     assert shutil.which("neuron-ls") is None
     found = checks(plain)["back end neuron"]
     assert found["status"] == "ok" and "no Neuron SDK" in found["found"]
+
+
+def test_a_host_that_compiles_for_neuron_needs_neither_device_nor_cxx(sdk: Env) -> None:
+    path = os.pathsep.join((str(HERE / "bin"), str(Path(sys.executable).parent)))
+    env = {k: v for k, v in sdk.items() if k != "CXX"} | {"PATH": path}
+    done = run(env, "gemma_neuron", "doctor", "--json")
+    found = {check["name"]: check["status"] for check in done.document["checks"]}
+    assert done.code == 0 and found["back end neuron"] == "ok"
+    assert found["back end cpu"] == "warn" and "neuron devices" not in found
 
 
 def test_credentials_are_named_and_never_shown(tmp_path: Path) -> None:

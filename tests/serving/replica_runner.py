@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from gemma_neuron.errors import CompileError
@@ -23,6 +24,18 @@ class Poisoned(FakeRunner):
         return super()._logits(slot)
 
 
+class Closing(FakeRunner):
+    """Leaves a file when it is closed."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        super().__init__(**options)
+        self._path = path
+
+    def close(self) -> None:
+        super().close()
+        self._path.touch()
+
+
 def make(
     index: int,
     *,
@@ -33,11 +46,14 @@ def make(
     slots: int = 4,
     context: int = 256,
     poison: int | None = None,
+    closes: Path | None = None,
 ) -> FakeRunner:
     """A `LoadRunner` behind `functools.partial`."""
     time.sleep(load)
     if broken:
         raise CompileError("The graph is of another machine.", "Compile again.")
+    if closes is not None:
+        return Closing(closes)
     if poison is not None:
         return Poisoned(poison, step_seconds=step, slots=slots, max_context=context)
     return FakeRunner(script=script, step_seconds=step, slots=slots, max_context=context)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -199,3 +200,18 @@ def test_nothing_of_a_killed_server_stays(tmp_path: Any) -> None:
         found.kill()
         found.wait()
         until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+@pytest.mark.parametrize("keeps_devices", [True, False])
+def test_a_replica_that_loads_is_waited_for_where_a_kill_spoils_devices(
+    tmp_path: Path, keeps_devices: bool
+) -> None:
+    load = partial(make, load=2.0, closes=tmp_path / "closed")
+    setup = ReplicaSetup(load=load, keeps_devices=keeps_devices)
+    pool = Replicas(1, setup, EmbeddedEngine(preload=[replica.__name__]))
+    pool.start()
+    until(lambda: any(link.attached for link in pool._by_handle.values()))
+    started = time.monotonic()
+    pool.close(0.5)
+    assert (tmp_path / "closed").exists() == keeps_devices
+    assert (time.monotonic() - started > 1.0) == keeps_devices
