@@ -15,8 +15,17 @@ spin_less()
 TOGETHER = ("tests/bundled/", "tests/pipeline/", "tests/neuron/")
 """Folders whose tests share one compiled port (their conftest.py); elsewhere the tests of a file share fixtures."""
 
+APART = (
+    "tests/neuron/test_bundled.py",
+    "tests/neuron/test_scripts.py",
+    "tests/neuron/test_watch.py",
+)
+"""Files of such a folder that do not use its port."""
+
 
 def _group(path: str) -> str:
+    if path in APART:
+        return path
     return next((folder for folder in TOGETHER if path.startswith(folder)), path)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,10 @@ def devices(**first: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def report(*, uncorrected: int = 0, hardware: int = 0, timed_out: int = 0) -> dict[str, Any]:
-    """One line of `neuron-monitor`."""
+def report(
+    *, uncorrected: int = 0, hardware: int = 0, timed_out: int = 0, in_use: Sequence[int] = ()
+) -> dict[str, Any]:
+    """One line of `neuron-monitor`. `in_use`: cores that a process 4242 holds."""
     stats = {
         "error_summary": {"generic": 0, "numerical": 0, "runtime": 0, "hardware": hardware},
         "execution_summary": {"completed": 120, "timed_out": timed_out},
@@ -56,7 +59,9 @@ def report(*, uncorrected: int = 0, hardware: int = 0, timed_out: int = 0) -> di
                 "report": {
                     "execution_stats": {"period": 5.0, "error": "", **stats},
                     "neuroncore_counters": {
-                        "neuroncores_in_use": {"0": {"neuroncore_utilization": 31.5}}
+                        "neuroncores_in_use": {
+                            str(core): {"neuroncore_utilization": 31.5} for core in in_use
+                        }
                     },
                 },
             }

@@ -50,6 +50,17 @@ def test_a_busy_machine_names_the_process(sdk: Env, tmp_path: Path) -> None:
     assert found["neuron health"]["found"] == "2 executions timed out"
 
 
+def test_a_process_that_neuron_ls_does_not_list_is_found_by_the_monitor(
+    sdk: Env, tmp_path: Path
+) -> None:
+    """Older neuron-ls say nothing of processes."""
+    rows = [{k: v for k, v in row.items() if k != "neuron_processes"} for row in devices()]
+    found = checks(install(tmp_path / "tools", rows, report(in_use=range(8)), sdk))
+    assert found["neuron devices"]["status"] == "warn"
+    assert "4242 (gemma-neuron)" in found["neuron devices"]["remedy"]
+    assert found["neuron health"]["status"] == "ok"
+
+
 def test_a_spoiled_machine_is_a_failure_with_what_to_do(sdk: Env, tmp_path: Path) -> None:
     spoiled = install(tmp_path / "tools", devices()[1:], report(uncorrected=1, hardware=4), sdk)
     found = checks(spoiled)

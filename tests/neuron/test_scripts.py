@@ -88,7 +88,7 @@ def bootstrap(*arguments: str, **env: str) -> Done:
 @pytest.mark.parametrize("sdk", ["2.31.1", "2.28.1"])
 def test_bootstrap_installs_exactly_the_matrix(sdk: str, tmp_path: Path) -> None:
     (tmp_path / "os-release").write_text("VERSION_CODENAME=noble\n")
-    done = bootstrap("--print", "--sdk", sdk, OS_RELEASE=str(tmp_path / "os-release"))
+    done = bootstrap("--print", "--sdk", sdk, GEMMA_NEURON_OS_RELEASE=str(tmp_path / "os-release"))
     assert done.code == 0, done.stderr
     found = release(sdk)
     pins = {f"{n}=={v}{'.*' if n == 'torch' else ''}" for n, v in found.packages.items()}
@@ -110,5 +110,5 @@ def test_bootstrap_installs_exactly_the_matrix(sdk: str, tmp_path: Path) -> None
 def test_bootstrap_refuses_what_it_cannot_do(
     arguments: Sequence[str], code: int, said: str
 ) -> None:
-    done = bootstrap(*arguments, OS_RELEASE="/nowhere")
+    done = bootstrap(*arguments, GEMMA_NEURON_OS_RELEASE="/nowhere")
     assert done.code == code and said in done.stderr

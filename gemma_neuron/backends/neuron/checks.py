@@ -34,9 +34,10 @@ def checks(status: BackendStatus) -> list[Check]:
     found = [package_check(status), *python_check(release)]
     if present:
         listed = devices.list_devices()
-        found += [driver_check(driver(), runtime(), release), device_check(listed)]
-        if not listed.problem:
-            found += [health_check(devices.read_monitor())]
+        health = None if listed.problem else devices.read_monitor()
+        found += [driver_check(driver(), runtime(), release), device_check(listed, health)]
+        if health is not None:
+            found += [health_check(health)]
         found += [suspect_check(cores.held())]
     return found
 
@@ -96,8 +97,10 @@ def driver_check(driver: str, runtime: str, release: packages.Release | None) ->
     )
 
 
-def device_check(found: devices.Devices) -> Check:
-    busy = ", ".join(f"{pid} ({command})" for pid, command in found.processes)
+def device_check(found: devices.Devices, health: devices.Health | None = None) -> Check:
+    """`health`: the monitor's report, which knows of processes, too."""
+    processes = dict(health.processes if health is not None else ()) | dict(found.processes)
+    busy = ", ".join(f"{pid} ({command})" for pid, command in processes.items())
     wrong = found.problem or not found.contiguous
     repair = REBOOT if found.installed else BOOTSTRAP
     state = found.problem or (

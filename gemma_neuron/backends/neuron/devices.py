@@ -45,6 +45,8 @@ class Health:
     hardware_errors: int = 0
     runtime_errors: int = 0
     timed_out: int = 0
+    processes: tuple[tuple[int, str], ...] = ()
+    """Those that hold cores: older `neuron-ls` do not list them."""
     problems: tuple[str, ...] = field(default=())
 
 
@@ -148,6 +150,11 @@ def parse_health(line: str) -> Health:
         hardware_errors=_total(runtimes, "error_summary", "hardware"),
         runtime_errors=_total(runtimes, "error_summary", "runtime"),
         timed_out=_total(runtimes, "execution_summary", "timed_out"),
+        processes=tuple(
+            (_whole(row.get("pid")), str(row.get("neuron_runtime_tag") or "?"))
+            for row in _rows(report.get("neuron_runtime_data"))
+            if _at(row, "report", "neuroncore_counters", "neuroncores_in_use")
+        ),
         problems=tuple(_errors(report)),
     )
 
