@@ -1,12 +1,14 @@
 """Level 5: greedy tokens of port and reference, with the reference's margin where they part.
 
 In: the golden's continuations, as many at once as the port has slots. Bars: a divergence whose margin lies under the
-noise of the port's dtype is noted, not failed; a port that degenerates where the reference does not fails.
+noise of the port's dtype is noted, not failed; a port that degenerates where the reference does not fails. A base model
+loops by nature: after a divergence within the noise, its loop and the reference's lack of one are two samples of the
+same thing, so those are noted, and fail together when a reference with as many would (level 2).
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gemma_neuron.backends.decode import Asked, greedy_together
@@ -14,6 +16,7 @@ from gemma_neuron.reports import Figure, LevelResult
 from gemma_neuron.validation.context import LevelContext, from_problems, judge_all, result
 from gemma_neuron.validation.degenerate import degenerate
 from gemma_neuron.validation.golden import GoldenGreedy
+from gemma_neuron.validation.levels.reference import share
 
 LEVEL = 5
 BEFORE = 16
@@ -22,7 +25,7 @@ BEFORE = 16
 
 def run(context: LevelContext) -> LevelResult:
     """Generate every continuation, keep the tokens for level 6, compare."""
-    runner, loops, partings = context.runner, [], []
+    runner, loops, partings = context.runner, _Loops(context), []
     compared = equal = 0
     items = [
         item
@@ -41,9 +44,9 @@ def run(context: LevelContext) -> LevelResult:
         compared, equal = compared + same + parted, equal + same
         if parted:
             partings.append(_parting(context, item, tokens, same))
-        loops += _loop_problems(context, item, tokens)
+        loops.look(item, tokens, after_noise=parted and partings[-1]["noise"])
     real = [p for p in partings if not p["noise"]]
-    problems = [_parting_words(p) for p in real] + loops
+    problems = [_parting_words(p) for p in real] + loops.problems()
     context.facts["token_match"] = {"compared": compared, "equal": equal}
     context.facts["first_divergence"] = _contract((real or partings)[0] if partings else None)
     detail: dict[str, Any] = {
@@ -51,16 +54,18 @@ def run(context: LevelContext) -> LevelResult:
         "longest": max(len(tokens) for tokens in context.answers.values()),
         "margin_bar": context.tolerance.margin,
         "divergences": partings,
+        "degenerate_after_noise": loops.natural,
     }
     if context.scope == "base":  # with a template level 6 judges them
         judged = judge_all(context, context.answers.get)
         detail["answers"] = [asdict(item) for item in judged]
     noted = f"; {len(partings)} part within the noise" if partings else ""
+    noted += f", {len(loops.natural)} of these loop" if loops.natural else ""
     passed = f"{equal} of {compared} greedy tokens equal over {len(items)} prompts{noted}"
     lead = max((p["margin"] for p in partings), default=0.0)
     figures = [
         Figure(name="lead overturned, logits", value=lead, bar=context.tolerance.margin),
-        Figure(name="port's outputs that alone degenerate", value=len(loops), bar=0),
+        *loops.figures(),
     ]
     return from_problems(LEVEL, problems, passed, detail, figures)
 
@@ -119,12 +124,48 @@ def _parting_words(parting: dict[str, Any]) -> str:
     )
 
 
-def _loop_problems(context: LevelContext, item: GoldenGreedy, tokens: list[int]) -> list[str]:
-    stops, tokenizer = context.assets.stop_ids, context.assets.tokenizer
-    mine, theirs = (
-        degenerate([token for token in ids if token not in stops], tokenizer)
-        for ids in (tokens, item.tokens.tolist())
-    )
-    if mine is None or theirs is not None:
-        return []
-    return [f"{item.name}: the port's output {mine}; the reference's does not"]
+@dataclass
+class _Loops:
+    """Outputs of the port that are degenerate."""
+
+    context: LevelContext
+    looked: int = 0
+    degenerate: int = 0
+    alone: list[str] = field(default_factory=list)
+    """Where the reference's is not, and nothing explains it."""
+    natural: list[str] = field(default_factory=list)
+    """Where the reference's is not, after a divergence within the noise: a base model's."""
+
+    def look(self, item: GoldenGreedy, tokens: list[int], *, after_noise: bool) -> None:
+        self.looked += 1
+        mine = self._degenerate(tokens)
+        if mine is None:
+            return
+        self.degenerate += 1
+        if self._degenerate(item.tokens.tolist()) is None:
+            words = f"{item.name}: the port's output {mine}; the reference's does not"
+            natural = after_noise and self.context.scope == "base"
+            (self.natural if natural else self.alone).append(words)
+
+    def problems(self) -> list[str]:
+        if self.natural and self.degenerate / self.looked > self._bar:
+            words = (
+                f"{self.degenerate} of {self.looked} outputs are degenerate (bar {self._bar:.0%})"
+            )
+            return [*self.alone, words, *self.natural]
+        return self.alone
+
+    def figures(self) -> list[Figure]:
+        found = [Figure(name="port's outputs that alone degenerate", value=len(self.alone), bar=0)]
+        if self.context.scope == "base":
+            name = "degenerate outputs"
+            found.append(share(name, self.degenerate, self.looked, self._bar, "at-most"))
+        return found
+
+    @property
+    def _bar(self) -> float:
+        return self.context.bars.reference["base_loops"].value
+
+    def _degenerate(self, ids: list[int]) -> str | None:
+        stops = self.context.assets.stop_ids
+        return degenerate([i for i in ids if i not in stops], self.context.assets.tokenizer)
