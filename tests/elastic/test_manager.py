@@ -43,10 +43,10 @@ class Trainer:
     def run(self, at_step: Callable[[int], None] = lambda step: None) -> list[float]:
         while len(self.committed) < STEPS:
             step, workers = len(self.committed), self.manager.workers
+            at_step(step)  # before the work: after it a killed worker may have answered already
             for index, handle in enumerate(workers):
                 part = SAMPLES[index :: len(workers)]
                 self.engine.call(handle, work.train, step, index, part)
-            at_step(step)
             parts = dict(self._gather(len(workers)))
             ordered = [parts[n % len(workers)][n // len(workers)] for n in range(len(SAMPLES))]
             self.committed.append(sum(ordered))
