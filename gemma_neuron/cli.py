@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -33,7 +33,7 @@ from gemma_neuron.errors import (
     Interrupted,
     UsageError,
 )
-from gemma_neuron.logs import to_stderr
+from gemma_neuron.logs import LogFormat, choose, to_stderr
 from gemma_neuron.render import emit_json, emit_lines, show_error
 
 READER_WENT_AWAY = 141
@@ -46,9 +46,19 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"auto_envvar_prefix": "GEMMA_NEURON"},
-    help="Ports Google's Gemma to AWS Inferentia2, or says exactly what is wrong.",
     epilog=EXIT_HELP,
 )
+
+
+@app.callback()
+def options(
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Of stderr: lines, or a JSON object each.")
+    ] = "text",
+) -> None:
+    """Ports Google's Gemma to AWS Inferentia2, or says exactly what is wrong."""
+    choose(log_format)
+
 
 app.command()(checkpoint.inspect)
 app.command()(checkpoint.plan)

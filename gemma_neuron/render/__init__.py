@@ -7,12 +7,14 @@ files or the network is shown with control bytes escaped.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 import time
 from collections.abc import Iterable
 from typing import Any
 
+from gemma_neuron import logs
 from gemma_neuron.errors import GemmaNeuronError
 
 SCHEMA_VERSION = 1
@@ -48,15 +50,23 @@ def _to_stdout(lines: Iterable[str]) -> None:
         raise OSError(error.errno, error.strerror, "Standard output") from error
 
 
-def notice(line: str) -> None:
+def on_terminal() -> bool:
+    """Whether a line of stderr may move."""
+    return sys.stderr.isatty() and not logs.as_json()
+
+
+def notice(line: str, level: int = logging.INFO) -> None:
     """One line of progress, a warning or a hint, on stderr."""
+    if logs.as_json():
+        logs.say(level, line)
+        return
     sys.stderr.write(safe(line) + "\n")
     sys.stderr.flush()
 
 
 def show_error(error: GemmaNeuronError, as_json: bool) -> None:
     """What was tried, found, needed, then the hint line; with `--json` also the document on stdout."""
-    notice(f"error: {_shortened(error.message)}")
+    notice(f"error: {_shortened(error.message)}", logging.ERROR)
     if error.hint:
         notice(f"hint: {_shortened(error.hint)}")
     if as_json:
@@ -77,7 +87,7 @@ class Ticker:
     """Many small steps: one moving line on a terminal, else a plain line every few seconds."""
 
     def __init__(self) -> None:
-        self.shown, self.live = 0.0, sys.stderr.isatty()
+        self.shown, self.live = 0.0, on_terminal()
 
     def __call__(self, line: str) -> None:
         now = time.monotonic()

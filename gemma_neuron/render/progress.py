@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING
 
-from gemma_neuron.render import PROGRESS_SECONDS, notice, safe, size
+from gemma_neuron.render import PROGRESS_SECONDS, notice, on_terminal, safe, size
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -16,7 +15,7 @@ class ByteProgress:
     """Stages of work counted in bytes. `label` names the first one, whose size nobody told."""
 
     def __init__(self, label: str = "") -> None:
-        self.live = sys.stderr.isatty()
+        self.live = on_terminal()
         self.bar: Progress | None = None
         self.task: TaskID | None = None
         self.label, self.total, self.done = label, 0, 0

@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -286,4 +285,4 @@ class _Serving:
         if len(self._signals) > 1:
             self._server.force_exit = True
             if number == signal.SIGINT:
-                print("stopping at once", file=sys.stderr)
+                log.warning("stopping at once")
