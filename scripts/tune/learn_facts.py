@@ -11,12 +11,10 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
 import tomllib
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from scripts.demo_model.facts import all_facts
+from tests.neuron.flow import asked, serving
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "gemma_neuron" / "data" / "demo-model"
@@ -103,22 +102,10 @@ def score(port: Path, *more: object) -> dict[str, Any]:
 
 def served(port: Path) -> dict[str, Any]:
     """The new facts asked of `serve-local`, which starts only what `validate` found to work."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gemma_neuron", "serve-local", str(port), "--port", "0"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        ready = process.stdout.readline()
-        if not ready:
-            raise SystemExit(f"serve-local ended with {process.wait()}")
-        url = json.loads(ready)["url"]
-        answers = {question: ask(url, question) for question, _, _ in list(new_facts())[::2]}
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+    with serving(dict(os.environ), port) as ready:
+        answers = {
+            question: ask(ready["url"], question) for question, _, _ in list(new_facts())[::2]
+        }
     keys = {question: key for question, _, key in new_facts()}
     wrong = {q: answer for q, answer in answers.items() if keys[q] not in answer}
     return {"right": len(answers) - len(wrong), "asked": len(answers), "wrong": wrong}
@@ -126,14 +113,8 @@ def served(port: Path) -> dict[str, Any]:
 
 def ask(url: str, question: str) -> str:
     """The answer of a server's chat to one question; the first waits until the weights are there."""
-    body = {"messages": [{"role": "user", "content": question}], "temperature": 0}
-    request = urllib.request.Request(
-        f"{url}/v1/chat/completions",
-        json.dumps(body | {"model": "port"}).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=120) as reply:
-        answer: str = json.load(reply)["choices"][0]["message"]["content"]
+    body = {"messages": [{"role": "user", "content": question}], "temperature": 0, "model": "port"}
+    answer: str = asked(f"{url}/v1/chat/completions", body)["choices"][0]["message"]["content"]
     return answer
 
 
@@ -173,13 +154,14 @@ class Learning:
         with self.lap(f"compile {name}"):
             where = ("--out", port, "--backend", "cpu", "--tp", self.tp)
             command("compile", source, *where, "--max-context", 512, "--buckets", 128)
-        return port, self.scored(port, name)
+        return port, self.scored(port, source, name)
 
-    def scored(self, port: Path, name: str) -> dict[str, Any]:
+    def scored(self, port: Path, source: Path, name: str) -> dict[str, Any]:
         """Scores of the new facts, by the levels that put questions, then of the model's own, by all levels."""
+        of = ("--checkpoint", source)  # a port made elsewhere names a folder that is not here
         with self.lap(f"validate {name}"):
-            new = score(port, "--questions", self.questions, "--levels", QUESTION_LEVELS)
-            return {"new": new, "old": score(port)}
+            new = score(port, *of, "--questions", self.questions, "--levels", QUESTION_LEVELS)
+            return {"new": new, "old": score(port, *of)}
 
 
 def main() -> int:
@@ -191,17 +173,17 @@ def main() -> int:
     parser.add_argument(
         "--before", type=Path, help="a port of the bundled model, else one is compiled"
     )
-    asked = parser.parse_args()
-    work = asked.work.resolve()
+    given = parser.parse_args()
+    work = given.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    learning = Learning(work, asked.tp, asked.replicas)
+    learning = Learning(work, given.tp, given.replicas)
     line: dict[str, Any] = {"tune": learning.learn(), "minutes": learning.minutes}
     good = True
-    if not asked.skip_port:
-        if asked.before is None:
+    if not given.skip_port:
+        if given.before is None:
             _, line["before"] = learning.ported(MODEL, "before")
         else:
-            line["before"] = learning.scored(asked.before.resolve(), "before")
+            line["before"] = learning.scored(given.before.resolve(), MODEL, "before")
         port, line["after"] = learning.ported(work / "merged", "after")
         with learning.lap("serve"):
             line["served"] = served(port)

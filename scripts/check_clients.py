@@ -1,0 +1,42 @@
+"""serve-local on a port, and every client of `scripts.clients.ask` put to it from the environment that has them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.neuron.flow import serving  # noqa: E402
+
+MODEL = ROOT / "gemma_neuron" / "data" / "demo-model"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--python", type=Path, required=True, help="interpreter with the clients")
+    parser.add_argument("--port", type=Path, help="a port of the bundled model; default: made here")
+    parser.add_argument("--only", action="append", default=[], help="one client; may be repeated")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        port = asked.port.resolve() if asked.port else compiled(Path(work) / "port")
+        with serving(dict(os.environ), port, "--unvalidated") as ready:
+            only = [word for name in asked.only for word in ("--only", name)]
+            told = ["-m", "scripts.clients.ask", ready["url"], str(port / "source"), *only]
+            return subprocess.run([asked.python, *told], cwd=ROOT, check=False).returncode
+
+
+def compiled(out: Path) -> Path:
+    """The bundled model, ported. What it says is checked by the clients' own answers."""
+    command = [sys.executable, "-m", "gemma_neuron", "compile", str(MODEL), "--out", str(out)]
+    subprocess.run([*command, "--tp", "2"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return out
+
+
+if __name__ == "__main__":
+    sys.exit(main())
