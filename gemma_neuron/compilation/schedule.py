@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+from gemma_neuron.artifacts import FULL, writing_failed
 from gemma_neuron.compilation.conditions import Conditions
 from gemma_neuron.elastic.engine import Engine, Outcome, WorkerContext, WorkerHandle, WorkerSpec
 from gemma_neuron.elastic.events import EventLog
@@ -208,6 +209,8 @@ class Schedule(Generic[Job, Result]):
         elif isinstance(error, ReplicaDownError | CompilerFaultError):
             self._again(job, error, error.signature, facts)
         else:
+            if isinstance(error, OSError) and error.errno in FULL:
+                error = writing_failed(Path(error.filename or job.log.parent), error)
             if not isinstance(error, GemmaNeuronError):
                 broke = f"Compiling {job.name} broke: {type(error).__name__}: {error}"
                 error = CompileError(broke, "This is a bug; please report it.")

@@ -11,6 +11,14 @@ ROOT="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)"
 PYTHON="$ROOT/.venv/bin/python"
 CONSTRAINTS="$ROOT/scripts/constraints.txt"
 
+# `SCRIPT --help`: the script's head, before anything is set up.
+case "${1:-}" in
+  -h | --help)
+    sed -n '2,${/^#/!q; /^# shellcheck/q; s/^# \{0,1\}//; p}' "$0"
+    exit 0
+    ;;
+esac
+
 say() { printf '%s\n' "$*" >&2; }
 
 fail() {

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from gemma_neuron.backends.neuron import cores
 from gemma_neuron.backends.neuron.checks import (
     device_check,
     driver_check,
     health_check,
     python_check,
 )
-from gemma_neuron.backends.neuron.devices import Devices, parse_health
+from gemma_neuron.backends.neuron.devices import Devices, parse_devices, parse_health
 from gemma_neuron.backends.neuron.packages import refusal, release, releases
 from tests.neuron.flow import HERE, ROOT, run
 from tests.neuron.machines import devices, install, report
@@ -211,6 +212,69 @@ def test_a_group_of_the_report_that_failed_is_no_clean_bill_of_health() -> None:
     text["system_data"]["neuron_hw_counters"] = {"error": "cannot read sysfs"}
     found = health_check(parse_health(json.dumps(text)))
     assert found.status == "warn" and found.found == "neuron_hw_counters: cannot read sysfs"
+
+
+DEEP = "[" * 200_000
+
+
+@pytest.mark.parametrize("line", [DEEP, '{"error": ' * 200_000])
+def test_a_report_nested_too_deep_is_told(line: str) -> None:
+    (problem,) = parse_health(line).problems
+    assert "wrote no report" in problem and len(problem) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "said"),
+    [
+        (DEEP, "fail", "wrote no JSON: [[["),
+        ("7", "fail", "lists no device"),
+        ('{"neuron_devices": 7}', "fail", "lists no device"),
+        ('[{"neuron_device": 0, "nc_count": "2"}]', "fail", "no core count"),
+        ('[{"neuron_device": 0, "nc_count": -5}]', "fail", "no core count"),
+        ('[{"neuron_device": 0, "nc_count": true}]', "fail", "no core count"),
+        ('[{"neuron_device": 0, "nc_count": 2, "neuron_processes": 5}]', "ok", "2 NeuronCores"),
+    ],
+)
+def test_a_device_list_of_another_form_is_told_and_no_traceback(
+    text: str, status: str, said: str
+) -> None:
+    """No count at all is not a machine without cores: `serve-local` would refuse a port for want of them."""
+    found = device_check(parse_devices(text))
+    assert found.status == status and said in found.found and len(found.found) < 300
+
+
+@pytest.mark.parametrize(
+    ("ls", "monitor", "name", "said"),
+    [
+        ("printf '\\377\\376'", "", "neuron devices", "wrote no JSON"),
+        ("yes no device | head -c 100000 >&2; exit 3", "", "neuron devices", "failed (exit 3): no"),
+        ('cat "$0.json"', "printf '{partial'; exec sleep 600", "neuron health", "{partial"),
+    ],
+    ids=["no UTF-8", "a long complaint", "a monitor that stops within a line"],
+)
+def test_tools_that_break_off_or_write_rubbish(
+    sdk: Env, tmp_path: Path, ls: str, monitor: str, name: str, said: str
+) -> None:
+    env = install(tmp_path, devices(), report(), sdk)
+    (tmp_path / "neuron-ls.json").write_text(json.dumps(devices()))
+    for tool, text in (("neuron-ls", ls), ("neuron-monitor", monitor)):
+        (tmp_path / tool).write_text(f"#!/bin/sh\n{text}\n")
+    found = checks(env)[name]
+    assert said in found["found"] and len(found["found"]) < 300
+
+
+def test_a_note_of_cores_that_is_none_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    notes = cores.notes_folder()
+    notes.mkdir(parents=True)
+    cores.CoreNote(range(8, 16))
+    good = json.loads(next(notes.iterdir()).read_text())
+    for i, bad in enumerate(("{", "[]", DEEP, json.dumps(good | {"first": "8"}))):
+        (notes / f"{cores.NOTE_PREFIX}{10**6 + i}.json").write_text(bad)
+    assert [note.cores for note in cores.held()] == [range(8, 16)]
+    assert len(list(notes.iterdir())) == 1
 
 
 def test_a_missing_tool_is_installed_and_no_reason_to_reboot() -> None:

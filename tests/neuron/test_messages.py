@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
@@ -15,6 +16,9 @@ MESSAGES = [
     ("neuronx-cc compile returned non-zero exit status -9:", "out of host memory", 6),
     ("terminate called after throwing an instance of 'std::bad_alloc'", "out of host memory", 6),
     ("[F134] neuronx-cc terminated abnormally", "compiler aborted", 6),
+    ("neuronx-cc compile returned non-zero exit status -11:", "compiler aborted", 6),
+    ("Subcommand ended: exited status: 139", "compiler aborted", 6),
+    ("Command ['walrus'] died with <Signals.SIGBUS: 7>.", "compiler aborted", 6),
     ("ERROR: [NCC_EBVF030] 5,240,113 instructions generated", "too many instructions", 6),
     ("[NCC_EXTP004] graph is too large for the target", "too many instructions", 6),
     ("[NCC_EOOM001] tensors need 17.2 GB, 16 GB present", "out of device memory at compile", 6),
@@ -90,6 +94,16 @@ def test_a_full_disk_is_told_before_what_it_led_to() -> None:
     text = "OSError: [Errno 28] No space left on device\nINTERNAL_ERROR: Backend exited with code 1"
     found = diagnose(text)
     assert found is not None and found.kind == "disk full" and not found.retry
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["at its start", "at its end"])
+def test_a_hundred_megabytes_of_output_are_read_at_both_ends_only(first: bool) -> None:
+    """All of it took minutes, in which the worker's other threads stood still."""
+    flood, telling = "ERROR: tile 17 is spilled\n" * 4_000_000, "[F137] forcibly killed\n"
+    started = time.process_time()
+    found = diagnose(telling + flood if first else flood + telling)
+    assert found is not None and found.kind == OUT_OF_HOST_MEMORY
+    assert time.process_time() - started < 30
 
 
 UNKNOWN = (

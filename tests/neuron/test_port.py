@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gemma_neuron.backends.neuron.packages import release
 from gemma_neuron.port import Port
 from tests.neuron.conftest import FLAGS
 from tests.neuron.flow import Done, asked, compile_port, run, run_command, serving
@@ -119,6 +120,33 @@ def test_a_stalled_compiler_is_ended_and_tried_once_more(
     assert not _still_running(tmp_path)
 
 
+def test_a_compiler_that_ends_well_without_a_neff_has_failed(
+    source: Path, compiled: Compiled, sdk: Env, tmp_path: Path
+) -> None:
+    """An empty file would be committed, and found out by the runtime on the device."""
+    out = tmp_path / "port"
+    shutil.copytree(compiled[0], out)
+    (out / "graphs" / "prefill-b1-l24" / "graph.committed").unlink()
+    done = compile_port(sdk | {"STAND_IN_CC": "torn:prefill:0"}, source, out, *FLAGS)
+    assert done.code == 6, done.stderr
+    assert "graph.neff is empty or missing" in done.document["error"]["message"]
+
+
+def test_a_port_of_another_sdk_is_not_loaded(compiled: Compiled, sdk: Env, tmp_path: Path) -> None:
+    """Its verdict was given with another runtime, and compiling again is all that is needed."""
+    for name, version in release("2.28.1").packages.items():
+        if name != "torch":
+            info = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+            info.mkdir()
+            text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            (info / "METADATA").write_text(text)
+    env = sdk | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{sdk['PYTHONPATH']}"}
+    done = run(env, "gemma_neuron", "validate", compiled[0], "--levels", "0", "--json")
+    assert done.code == 5, done.stderr
+    message = done.document["error"]["message"]
+    assert "neuronx-cc '2.26.6360.0', here '2.23.6484.0'" in message
+
+
 def _still_running(folder: Path) -> list[str]:
     """Command lines of processes that name a folder: compilers that outlived their watch."""
     found = []
@@ -194,13 +222,14 @@ def test_what_a_runner_sets_is_logged_and_it_leaves_its_cores(
 ) -> None:
     env = install(tmp_path / "tools", devices(), report(), sdk)
     env |= {"XDG_STATE_HOME": str(tmp_path), "NEURON_RT_VISIBLE_CORES": "4-11"}
-    env |= {"NEURON_RT_NUM_CORES": "2"}
+    env |= {"NEURON_RT_NUM_CORES": "2", "NEURON_RT_STOCHASTIC_ROUNDING_EN": "1"}
     done = run(env, "gemma_neuron", "validate", compiled[0], "--levels", "0", "--json")
     assert done.document["verdict"] == "insufficient", done.stderr
     logged = done.stderr
     assert "NEURON_RT_VISIBLE_CORES=0-7 NEURON_RT_EXEC_TIMEOUT=600" in logged
     assert "NEURON_RT_VISIBLE_CORES was 4-11; it is 0-7 from here on" in logged
-    assert "NEURON_RT_NUM_CORES was set; it is ignored" in logged
+    for name in ("NEURON_RT_NUM_CORES", "NEURON_RT_STOCHASTIC_ROUNDING_EN"):
+        assert f"{name} was set; it is ignored" in logged
     assert all(f"warmed up {unit.name}" in logged for unit in Port(compiled[0]).spec.graphs())
     # One that ends by itself without closing, as after an error, has left its cores in order, too.
     code = "from gemma_neuron.backends.neuron.cores import CoreNote; CoreNote(range(0, 8)); 1 / 0"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +17,12 @@ from scripts.checks import Check, Failed, alone, run_rest
 from tests.neuron.flow import ROOT, Done, environment, run_command
 
 Env = dict[str, str]
+USAGES = sorted(
+    path
+    for path in (ROOT / "scripts").iterdir()
+    if path.is_file() and "lib/setup.sh" in path.read_text() and path.stat().st_mode & 0o100
+)
+"""Every script that sets itself up."""
 DEVELOPMENT = ("hypothesis", "importlinter", "moto", "mypy", "openai", "pytest", "xdist")
 """Packages of the extra `dev`, which no instance has."""
 
@@ -81,13 +90,32 @@ def test_the_first_hour_needs_no_package_that_an_instance_lacks(tmp_path: Path) 
     assert run_command([sys.executable, "-c", slice_], env).code == 0
 
 
+@pytest.mark.parametrize("script", USAGES, ids=[path.name for path in USAGES])
+def test_help_of_a_script_is_its_head_and_sets_nothing_up(script: Path, tmp_path: Path) -> None:
+    """In a checkout without `.venv`: setting one up, or asking for it, is no answer."""
+    copy = shutil.copytree(ROOT / "scripts", tmp_path / "scripts") / script.name
+    env = {**os.environ, "PYTHONPATH": ""}
+    done = subprocess.run([copy, "--help"], capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    assert f"scripts/{script.name}" in done.stdout and "shellcheck" not in done.stdout
+    flags = re.findall(r'add_argument\(\s*"(--[a-z-]+)"(?!.*SUPPRESS)', _program(script))
+    assert not [flag for flag in flags if flag not in done.stdout]
+    assert not done.stderr and not (tmp_path / ".venv").exists()
+
+
+def _program(script: Path) -> str:
+    """What a script starts, if that is a Python file of its name."""
+    path = script.with_name(f"{script.name.replace('-', '_')}.py")
+    return path.read_text() if path.is_file() else ""
+
+
 def bootstrap(*arguments: str, **env: str) -> Done:
     return run_command([ROOT / "scripts" / "bootstrap-inf2", *arguments], {**os.environ, **env})
 
 
 @pytest.mark.parametrize("sdk", ["2.31.1", "2.28.1"])
 def test_bootstrap_installs_exactly_the_matrix(sdk: str, tmp_path: Path) -> None:
-    (tmp_path / "os-release").write_text("VERSION_CODENAME=noble\n")
+    (tmp_path / "os-release").write_text("ID=ubuntu\nVERSION_CODENAME=noble\n")
     done = bootstrap("--print", "--sdk", sdk, GEMMA_NEURON_OS_RELEASE=str(tmp_path / "os-release"))
     assert done.code == 0, done.stderr
     found = release(sdk)
@@ -101,7 +129,8 @@ def test_bootstrap_installs_exactly_the_matrix(sdk: str, tmp_path: Path) -> None
     ("arguments", "code", "said"),
     [
         (("--sdk", "2.29.1"), 2, "position 512"),
-        (("--sdk", "9.9"), 2, "usable are 2.31.1, 2.28.1"),
+        (("--sdk", "2.29"), 2, "position 512"),
+        (("--sdk", "9.9"), 2, "Usable are 2.31.1, 2.28.1"),
         (("--sdk",), 2, "needs a release"),
         (("--fast",), 2, "--fast"),
         (("--print",), 8, "Ubuntu"),

@@ -172,14 +172,18 @@ def runtime() -> str:
     ):
         if shutil.which(query[0]) is None:
             continue
-        ran = subprocess.run(
-            query,
-            capture_output=True,
-            text=True,
-            timeout=QUERY_SECONDS,
-            check=False,
-            env=os.environ | {"LC_ALL": "C"},
-        )
+        try:
+            ran = subprocess.run(
+                query,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=QUERY_SECONDS,
+                check=False,
+                env=os.environ | {"LC_ALL": "C"},
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            continue  # another package manager run may hold its data base
         if ran.returncode == 0 and ran.stdout.strip():
             return ran.stdout.strip()
     return ""

@@ -145,11 +145,13 @@ def _failure(traced: Traced, folder: Path, error: Exception) -> GemmaNeuronError
 
 def _logs(work: Path) -> str:
     """The compiler's own log files of a try."""
-    texts = [
-        path.read_text(encoding="utf-8", errors="replace")[-LONGEST_LOG:]
-        for path in sorted(work.rglob("log-neuron-cc.txt"))
-    ]
-    return "\n".join(texts)
+    return "\n".join(_tail(path) for path in sorted(work.rglob("log-neuron-cc.txt")))
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LONGEST_LOG))
+        return file.read().decode(errors="replace")
 
 
 def _gather(traced: Traced, folder: Path, made: dict[str, Path]) -> tuple[str, ...]:
@@ -159,6 +161,12 @@ def _gather(traced: Traced, folder: Path, made: dict[str, Path]) -> tuple[str, .
         file.writelines(f"\n{name}: {value}" for name, value in traced.key.items())
         file.write("\n")
     for name, path in made.items():
+        if not (path.is_file() and path.stat().st_size):
+            raise CompilerFaultError(
+                f"{traced.unit.name}: the compiler ended well, and its {name} is empty or missing.",
+                f"The whole output is in {folder / LOG_NAME}.",
+                signature=f"no {name}",
+            )
         path.replace(folder / name)
     (folder / INTERFACE_NAME).write_text(traced.interface.model_dump_json(indent=1))
     (folder / COMMAND_NAME).write_text(traced.key["flags"] + "\n", encoding="utf-8")

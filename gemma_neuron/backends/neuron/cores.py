@@ -83,19 +83,16 @@ def held() -> list[Held]:
     for path in sorted(notes_folder().glob(f"{NOTE_PREFIX}*.json")):
         try:
             note = json.loads(path.read_bytes())
-            pid, first, count = (
-                int(path.stem.removeprefix(NOTE_PREFIX)),
-                note["first"],
-                note["count"],
-            )
+            pid = int(path.stem.removeprefix(NOTE_PREFIX))
+            taken = range(note["first"], note["first"] + note["count"])
             started, boot = float(note["started"]), note["boot"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             path.unlink(missing_ok=True)
             continue
         if boot != _boot():
             path.unlink(missing_ok=True)
             continue
-        found.append(Held(pid, range(first, first + count), _runs(pid, started)))
+        found.append(Held(pid, taken, _runs(pid, started)))
     return found
 
 

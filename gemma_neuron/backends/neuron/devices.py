@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,6 +22,8 @@ LS_SECONDS = 30
 MONITOR_SECONDS = 20
 """The monitor reports every 5 seconds unless told otherwise."""
 END_SECONDS = 5
+LONGEST_REPORT = 2**24
+LONGEST_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +67,20 @@ def list_devices() -> Devices:
         return Devices(problem="neuron-ls is not installed", installed=False)
     try:
         ran = subprocess.run(
-            [path, "-j"], capture_output=True, text=True, timeout=LS_SECONDS, check=False
+            [path, "-j"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=LS_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return Devices(problem=f"neuron-ls did not answer within {LS_SECONDS} s")
     except OSError as error:
         return Devices(problem=f"neuron-ls cannot be run: {error.strerror or error}")
     if ran.returncode != 0:
-        return Devices(problem=(ran.stderr or ran.stdout).strip() or f"exit {ran.returncode}")
+        said = _shown(ran.stderr or ran.stdout)
+        return Devices(problem=f"neuron-ls failed (exit {ran.returncode}): {said}")
     return parse_devices(ran.stdout)
 
 
@@ -81,26 +91,26 @@ def core_count() -> int | None:
 
 
 def parse_devices(text: str) -> Devices:
-    try:
-        rows = json.loads(text)
-    except ValueError:
-        return Devices(problem=f"neuron-ls wrote no JSON: {text.strip()[:200] or 'nothing'}")
-    if isinstance(rows, dict):
-        rows = rows.get("neuron_devices", rows.get("mlas", []))
-    rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    listed = _parsed(text)
+    if listed is None:
+        return Devices(problem=f"neuron-ls wrote no JSON: {_shown(text)}")
+    if isinstance(listed, dict):
+        listed = listed.get("neuron_devices", listed.get("mlas"))
+    rows = _rows(listed)
     numbers = [_whole(row.get("neuron_device", i)) for i, row in enumerate(rows)]
+    cores = [_whole(row.get("nc_count")) for row in rows]
+    silent = "neuron-ls tells no core count of a device" if not all(cores) else ""
     return Devices(
-        cores=sum(_whole(row.get("nc_count", 0)) for row in rows),
+        cores=sum(cores),
         devices=len(rows),
         memory_bytes=sum(_whole(row.get("memory_size", 0)) for row in rows),
         processes=tuple(
             (_whole(p.get("pid", 0)), str(p.get("command", "?")))
             for row in rows
-            for p in row.get("neuron_processes") or []
-            if isinstance(p, dict)
+            for p in _rows(row.get("neuron_processes"))
         ),
         contiguous=sorted(numbers) == list(range(len(numbers))),
-        problem="" if rows else "neuron-ls lists no device",
+        problem=silent if rows else "neuron-ls lists no device",
     )
 
 
@@ -124,21 +134,22 @@ def read_monitor() -> Health:
 
 
 def _first_line(running: subprocess.Popen[bytes]) -> str:
-    import select
-
+    """What there is of it in time: the monitor may also stop within a line."""
     assert running.stdout is not None
-    ready, _, _ = select.select([running.stdout], [], [], MONITOR_SECONDS)
-    return running.stdout.readline().decode(errors="replace") if ready else ""
+    source, until, line = running.stdout.fileno(), time.monotonic() + MONITOR_SECONDS, bytearray()
+    while b"\n" not in line and len(line) < LONGEST_REPORT:
+        ready, _, _ = select.select([source], [], [], max(0.0, until - time.monotonic()))
+        part = os.read(source, 65536) if ready else b""
+        if not part:
+            break
+        line += part
+    return line.partition(b"\n")[0].decode(errors="replace")
 
 
 def parse_health(line: str) -> Health:
-    try:
-        report = json.loads(line)
-    except ValueError:
-        report = None
+    report = _parsed(line)
     if not isinstance(report, dict):
-        shown = line.strip()[:200] or "nothing"
-        return Health(problems=(f"neuron-monitor wrote no report: {shown}",))
+        return Health(problems=(f"neuron-monitor wrote no report: {_shown(line)}",))
     runtimes = [_at(row, "report") for row in _rows(report.get("neuron_runtime_data"))]
     counters = _rows(_at(report, "system_data", "neuron_hw_counters").get("neuron_devices"))
     return Health(
@@ -167,7 +178,7 @@ def _errors(value: object, where: str = "") -> Iterator[str]:
     elif isinstance(value, dict):
         error = value.get("error")
         if isinstance(error, str) and error:
-            yield f"{where}: {error}" if where else error
+            yield f"{where}: {_shown(error)}" if where else _shown(error)
         for key, item in value.items():
             yield from _errors(item, key)
 
@@ -188,4 +199,18 @@ def _rows(value: object) -> list[dict[str, Any]]:
 
 
 def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 0
+    """A count; 0 for what is none."""
+    return value if type(value) is int and 0 <= value < 2**63 else 0
+
+
+def _parsed(text: str) -> object:
+    """The JSON value; None for a text that is none, or nested too deep to be read."""
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
+def _shown(text: str) -> str:
+    return text.strip()[:LONGEST_SHOWN] or "nothing"

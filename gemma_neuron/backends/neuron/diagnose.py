@@ -20,6 +20,9 @@ from gemma_neuron.errors import (
 )
 
 LONGEST_SHOWN = 2000
+LONGEST_READ = 100_000
+"""Characters of either end of an output in which its meaning is looked for: 100 MB of it would take minutes, in
+which its process does not even give a sign of life."""
 OUT_OF_HOST_MEMORY = "out of host memory"  # a kind of messages.json
 ERRORS: dict[int, type[GemmaNeuronError]] = {
     4: DoesNotFitError,
@@ -75,7 +78,7 @@ def diagnose(text: str) -> Diagnosis | None:
 
     What a log says at a level below error is not looked at: a compiler tells of much that it copes with.
     """
-    text = "\n".join(line for line in text.splitlines() if not _is_chatter(line))
+    text = "\n".join(line for line in _ends(text).splitlines() if not _is_chatter(line))
     for rule in _rules():
         found = rule.pattern.search(text)
         if found is not None:
@@ -84,6 +87,12 @@ def diagnose(text: str) -> Diagnosis | None:
             line = text[start : end if end >= 0 else len(text)].strip()
             return Diagnosis(rule.kind, rule.exit_code, rule.hint, rule.retry, line[:LONGEST_SHOWN])
     return None
+
+
+def _ends(text: str) -> str:
+    if len(text) <= 2 * LONGEST_READ:
+        return text
+    return f"{text[:LONGEST_READ]}\n{text[-LONGEST_READ:]}"
 
 
 def _is_chatter(line: str) -> bool:

@@ -20,9 +20,16 @@ REFUSED = (
     "XLA_NO_SPECIAL_SCALARS",
     "XLA_HANDLE_SPECIAL_SCALAR",
     "NXD_CPU_MODE",
+    "NEURON_EXPERIMENTAL_COMPRESS_RG",
+    "LOCAL_WORLD_SIZE",
     "NEURON_RT_NUM_CORES",
+    "NEURON_RT_VIRTUAL_CORE_SIZE",
+    "NEURON_RT_ROOT_COMM_ID",
+    "NEURON_RT_STOCHASTIC_ROUNDING_EN",
+    "NEURON_RT_STOCHASTIC_ROUNDING_SEED",
 )
-"""What would change a graph, a compile or the choice of cores without standing in a key or a plan."""
+"""What would change a graph, a compile, the choice of cores or a port's numbers without standing in a key or a plan, or
+let the runtime wait for other machines."""
 
 
 def for_compiling() -> None:

@@ -8,7 +8,9 @@ from gemma_neuron.artifacts import digest_file
 from gemma_neuron.backends.base import PortPart
 from gemma_neuron.backends.neuron.flags import TARGET, flags, layout_flags
 
-PACKAGES = ("torch", "torch-neuronx", "neuronx-cc", "neuronx-distributed", "libneuronxla")
+SDK_PACKAGES = ("torch-neuronx", "neuronx-cc", "neuronx-distributed", "libneuronxla")
+"""One release's belong together: NEFF, metaneff and interface that one made are not known to suit another's runtime."""
+PACKAGES = ("torch", *SDK_PACKAGES)
 LAYOUT_NAME = "layout.hlo"
 """In the decode unit: the weight layout the compiler chose. Not there when it wants none changed."""
 NO_LAYOUT = "unchanged"

@@ -29,9 +29,10 @@ from gemma_neuron.backends.neuron.interface import (
     read_interface,
     trace_artifacts,
 )
+from gemma_neuron.backends.neuron.keys import SDK_PACKAGES, versions
 from gemma_neuron.backends.neuron.shell import CORE, ROWS, row_numbers
 from gemma_neuron.backends.tensors import INPUT_NAMES, TORCH_DTYPES, weight_dtype
-from gemma_neuron.errors import EnvironmentProblem
+from gemma_neuron.errors import EnvironmentProblem, GemmaNeuronError
 from gemma_neuron.port import Port
 
 log = logging.getLogger(__name__)
@@ -44,8 +45,9 @@ class NeuronRunner(GraphRunner):
         super().__init__(port)
         plan = port.plan
         audit.check_rank_files((port.rank_file(rank) for rank in range(plan.tp)), plan)
+        here = {"target": TARGET, **versions(SDK_PACKAGES)}
         for unit in port.spec.units():
-            verified_unit(port, unit, {"target": TARGET})
+            verified_unit(port, unit, here)
         cores = cores_of(replica, plan.tp, devices.core_count())
         environment.for_running(cores, f"gemma-neuron-{port.record.digest[:12]}-{replica}")
         self._note = CoreNote(cores)
@@ -88,7 +90,9 @@ class NeuronRunner(GraphRunner):
         try:
             with torch.no_grad():
                 return action()
-        except (RuntimeError, ValueError, KeyError, AssertionError) as error:
+        except GemmaNeuronError:
+            raise
+        except Exception as error:  # whatever closed code raises, protobuf's own included
             raise explained(
                 f"The Neuron runtime failed {what}",
                 chain(error),

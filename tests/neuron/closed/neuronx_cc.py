@@ -2,7 +2,8 @@
 
 Flags are those of the compiler's reference page; others are refused. STAND_IN_CC in the environment makes it
 misbehave in the graphs whose log file's path names a phase: `fail:<phase>:<text>`, `die:<phase>:<signal>`,
-`stall:<phase>`.
+`stall:<phase>`, `flood:<phase>:<MB of output before it fails>`, `nothing:<phase>` and `torn:<phase>:<bytes>` (it ends
+well, without a NEFF or with that much of one).
 STAND_IN_LAYOUT chooses which weights it wants in another layout.
 """
 
@@ -21,6 +22,7 @@ from tests.neuron.closed.protos import HloModuleProto
 TRANSPOSABLE = "transposable_weight_idx"
 NEEDED = "require_transpose_weight_idx"
 CALLS = "require_transpose_custom_call"
+FLOOD = f"{'ERROR: tile 17 of 4096 is spilled':<99}\n"
 EVERY = 3
 """One matrix in three is wanted in another layout."""
 
@@ -32,7 +34,7 @@ def main(arguments: list[str]) -> int:
         parser.error(f"given twice, differently: {twice}")
     log = Path(given.logfile)
     log.write_text("stand-in compiler\n")
-    misbehaved = _misbehave(log)
+    misbehaved = _misbehave(log, Path(given.output))
     if misbehaved is not None:
         return misbehaved
     module = HloModuleProto()
@@ -72,7 +74,7 @@ def _contradictions(arguments: list[str]) -> list[str]:
     return [name for name, values in seen.items() if len(values) > 1]
 
 
-def _misbehave(log: Path) -> int | None:
+def _misbehave(log: Path, neff: Path) -> int | None:
     kind, _, rest = os.environ.get("STAND_IN_CC", "").partition(":")
     phase, _, text = rest.partition(":")
     if not kind or f"/{phase}" not in str(log):
@@ -83,9 +85,15 @@ def _misbehave(log: Path) -> int | None:
         return 70
     if kind == "die":
         os.kill(os.getpid(), int(text))
+    if kind == "flood":
+        for _ in range(int(text) * 10_000):
+            sys.stderr.write(FLOOD)
+        return 70
+    if kind == "torn":
+        neff.write_bytes(executable(b"\x0a\xff" * 99)[: int(text)])
     while kind == "stall":
         time.sleep(1)
-    return None
+    return 0 if kind in ("nothing", "torn") else None
 
 
 def _choose_layout(module: Any, folder: Path) -> None:
