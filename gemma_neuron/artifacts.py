@@ -239,12 +239,12 @@ class CommittedSet:
         except (OSError, ValidationError) as error:
             raise IntegrityError(
                 f"{self.manifest_path} cannot be read though its marker is there: {error}",
-                f"Remove {self.folder} and run the same command to build it again.",
+                f"Remove {self.folder}, then run the command that made it: it is built again.",
             ) from error
         if digest_bytes(data).encode() != self.marker_path.read_bytes().strip():
             raise IntegrityError(
                 f"{self.manifest_path} does not have the digest its marker names.",
-                f"Remove {self.folder} and run the same command to build it again.",
+                f"Remove {self.folder}, then run the command that made it: it is built again.",
             )
         return manifest
 
@@ -289,7 +289,7 @@ class CommittedSet:
                 raise IntegrityError(
                     f"{path}: found {size} with another digest than the manifest's "
                     f"{entry.bytes} bytes, blake3 {entry.blake3[:16]}….",
-                    f"Remove {self.marker_path} and run the same command to build it again.",
+                    f"Remove {self.marker_path}, then run the command that made it: it is built again.",
                 )
         return manifest
 

@@ -114,7 +114,7 @@ def check_rank_files(files: Iterable[Path], plan: ShardPlan) -> None:
         if wrong:
             raise IntegrityError(
                 f"{path} is not what the graphs ask for ({len(wrong)} differ): {'; '.join(wrong[:4])}.",
-                f"Remove {path.with_suffix('')}.committed and run the same command: it is written anew.",
+                f"Remove {path.with_suffix('')}.committed, then run `compile` again: it is written anew.",
             )
 
 
