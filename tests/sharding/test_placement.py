@@ -83,6 +83,16 @@ def test_an_untied_head_is_split_beside_the_table() -> None:
         assert parameter.local_shape == (geometry.vocab // 4, geometry.hidden)
 
 
+@pytest.mark.parametrize("tp", [2, 8])
+def test_orig_19_no_rank_looks_up_in_a_whole_per_layer_table(tp: int) -> None:
+    """orig-19-gather-silent-zero: E2B's is 4.7 GB, from which a device read zeros; each rank holds some rows."""
+    geometry = read_geometry(size_config("E2B"))
+    table = plan_of(geometry, tp, "replicate-kv").parameter("embed_tokens_per_layer.weight")
+    assert 2 * prod(table.shape) == 4_697_620_480
+    assert table.placement.kind == "rows"
+    assert table.local_shape == (geometry.per_layer_vocab // tp, table.shape[1])
+
+
 def test_auto_takes_fewer_bytes_and_says_why() -> None:
     geometry = gemma_4_31b()
     plan = layout(geometry, read_parameter_table(geometry), 8, "auto", "bfloat16")

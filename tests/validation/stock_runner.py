@@ -35,6 +35,8 @@ class Faults:
     """Positions from here on get noise."""
     decode_sees: int | None = None
     """Decode sees only so many of the newest tokens."""
+    no_per_layer: bool = False
+    """Looking up per-layer embeddings gives zeros."""
 
 
 class StockRunner:
@@ -71,6 +73,9 @@ class StockRunner:
         if faults.layer_scalar is not None:
             for layer in self._model.model.layers:
                 layer.layer_scalar.fill_(faults.layer_scalar)
+        if faults.no_per_layer:
+            with torch.no_grad():
+                self._model.model.embed_tokens_per_layer.weight.zero_()
 
     def _logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """All positions' logits [n, vocab]."""

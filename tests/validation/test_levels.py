@@ -9,6 +9,7 @@ import pytest
 from gemma_neuron.port import Port
 from gemma_neuron.reports import LevelResult, ValidationReport
 from gemma_neuron.validation.validator import Options, validate
+from tests.families import write_family
 from tests.tiny import write_tiny_gemma3, write_tiny_gemma4
 from tests.validation.ports import make_port
 from tests.validation.stock_runner import Faults, StockRunner
@@ -88,3 +89,15 @@ def test_fault_is_caught(port4: Port, source4: Path, faults: Faults, caught_by: 
     failed = {item.level for item in report.levels if item.status == "fail"}
     assert caught_by <= failed, [item.reason for item in report.levels]
     assert report.verdict == "differs"
+
+
+def test_orig_19_per_layer_embeddings_that_come_back_as_zeros(tmp_path: Path) -> None:
+    """orig-19-gather-silent-zero: no error anywhere, and the answers are wrong; such a port is not served."""
+    source = write_family(tmp_path / "source", "E2B", dtype="float32")
+    port = make_port(source, tmp_path / "port", max_context=CONTEXT, buckets=BUCKETS)
+    compared = frozenset({3, 4})
+    right = run(port, source, checkpoint=source, levels=compared)
+    assert [level(right, number).status for number in compared] == ["pass", "pass"]
+    wrong = run(port, source, Faults(no_per_layer=True), levels=compared)
+    assert [level(wrong, number).status for number in compared] == ["fail", "fail"]
+    assert wrong.verdict == port.verdict() == "differs"
