@@ -40,7 +40,7 @@ GENERATED = 320
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=100, help="pieces of ordinary text a kind")
+    parser.add_argument("--count", type=int, default=100, help="pieces of text a kind; prompts")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--results", type=Path, default=Path("check-degenerate-results.jsonl"))
     parser.add_argument("--tokenizer", type=Path, help="checkpoint folder; default: the bundled")
@@ -48,7 +48,7 @@ def main() -> int:
     parser.add_argument("--generate", type=Path, help="Gemma 3 270M (scripts/fetch-gemma3-270m)")
     asked = parser.parse_args()
     if asked.generate is not None:
-        return generate(asked.generate)
+        return generate(asked.generate, asked.count)
     tokenizer = Tokenizer.from_folder(asked.tokenizer or demo_folder())
     name = (asked.tokenizer or demo_folder()).name
     deadline = time.monotonic() + asked.minutes * 60
@@ -136,12 +136,12 @@ class Prompt:
     stop_ids: tuple[int, ...]
 
 
-def generate(folder: Path) -> int:
-    """Greedy continuations of `PROMPTS` by stock transformers, written over the file."""
+def generate(folder: Path, count: int) -> int:
+    """Greedy continuations of the first `count` of `PROMPTS` by stock transformers, written over the file."""
     from gemma_neuron.validation.reference import open_reference
 
     assets = load_chat_assets(folder)
-    texts = PROMPTS.read_text(encoding="utf-8").splitlines()
+    texts = PROMPTS.read_text(encoding="utf-8").splitlines()[:count]
     stops = tuple(sorted(assets.stop_ids))
     asked = [Prompt(tuple(assets.completion_ids(text)), GENERATED, stops) for text in texts]
     reference = open_reference(folder, "float32")
