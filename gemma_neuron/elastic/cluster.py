@@ -7,7 +7,6 @@ is stopped, a head (GCS) that is gone, without which new actors would be waited 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,16 +15,9 @@ from signal import SIGKILL
 from typing import Any
 
 from gemma_neuron.elastic.engine import DEADLINE_SECONDS, Outcome, WorkerHandle, WorkerSpec
-from gemma_neuron.elastic.faults import (
-    CollectiveAborted,
-    NodeLost,
-    ReplicaDownError,
-    WorkerDied,
-    WorkerHung,
-)
-from gemma_neuron.elastic.head import Head, require_answer
-from gemma_neuron.elastic.post import SLICE_SECONDS, Post, Reply, kill_post
-from gemma_neuron.errors import BackendUnavailableError, EnvironmentProblem
+from gemma_neuron.elastic.faults import NodeLost, ReplicaDownError, WorkerDied, WorkerHung
+from gemma_neuron.elastic.head import join
+from gemma_neuron.elastic.post import SLICE_SECONDS, Post, Reply, is_gone, kill_post
 
 POLL_SECONDS = 0.25
 START_SECONDS = 120.0
@@ -33,8 +25,9 @@ START_SECONDS = 120.0
 NODE_SECONDS = 25.0
 """A post that cannot be reached for so long is lost with its node; Ray itself takes about 16 s to say so."""
 END_SECONDS = 10.0
-OUTLIVE_HEAD = "RAY_gcs_rpc_server_reconnect_timeout_s"
-"""After so long without its head, a process of Ray's ends itself: this one shall end by its own errors."""
+POLITENESS = "RAY_worker_niceness"
+"""Ray would run posts at nice 15, and their workers so too: on a machine with other work they starve, and miss their
+heartbeats."""
 
 
 @dataclass(slots=True)
@@ -55,7 +48,8 @@ class _Remote:
 class RayEngine:
     """Workers on the machines of the cluster at `address` ("auto": the one this machine is part of).
 
-    Each takes `cpus` and `resources` (such as neuron_cores) of a machine. The toolkit is installed on all of them.
+    Each takes `cpus`, `memory` bytes and `resources` (such as neuron_cores) of a machine, by the cluster's own count.
+    The toolkit is installed on all of them.
     """
 
     def __init__(
@@ -64,33 +58,16 @@ class RayEngine:
         preload: Sequence[str] = (),
         *,
         cpus: float = 1.0,
+        memory: int = 0,
         resources: Mapping[str, float] | None = None,
         start_seconds: float = START_SECONDS,
     ) -> None:
         """Join the cluster. Raises BackendUnavailableError without Ray, EnvironmentProblem without a cluster."""
-        os.environ.setdefault(OUTLIVE_HEAD, "86400")
-        try:
-            import ray
-            import ray.util.scheduling_strategies
-        except ImportError as error:
-            raise BackendUnavailableError(
-                "Workers on several machines need Ray, which is not installed.",
-                "pip install 'gemma-neuron[cluster]', on each of them.",
-            ) from error
-        self._ray, self._preload = ray, list(preload)
-        self._cpus, self._resources = cpus, dict(resources or {})
+        self._ray, self._head = join(address)
+        self._preload = list(preload)
+        self.cpus, self.memory, self.resources = cpus, memory, dict(resources or {})
         self._start_seconds = start_seconds
         self._workers: dict[WorkerHandle, _Remote] = {}
-        try:
-            require_answer(address)
-            context = ray.init(address=address, namespace="gemma-neuron", log_to_driver=False)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise EnvironmentProblem(
-                f"The Ray cluster at {address!r} cannot be joined: {error}",
-                "Start one (`ray start --head`), or name its address.",
-            ) from error
-        host, _, port = str(context.address_info["gcs_address"]).rpartition(":")
-        self._head = Head(host, int(port))
 
     def spawn(self, spec: WorkerSpec) -> WorkerHandle:
         """See `Engine.spawn`. Raises NodeLost when no machine gives it a place in time, and what befell the worker."""
@@ -99,8 +76,10 @@ class RayEngine:
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=2,
-            num_cpus=self._cpus,
-            resources=self._resources,
+            num_cpus=self.cpus,
+            memory=self.memory or None,
+            resources=self.resources,
+            runtime_env={"env_vars": {POLITENESS: "0"}},
         )
         post = None
         try:
@@ -189,9 +168,10 @@ class RayEngine:
         worker.missed = None
         if said is None:
             return None
-        worker.seen, (kind, value) = said
+        worker.seen, reply = said
         worker.busy = False
-        if kind == "fault" and not isinstance(value, CollectiveAborted):
+        kind, value = reply
+        if is_gone(reply):
             return self._lost(handle, value)
         return Outcome(handle, **{kind: value})
 
@@ -250,11 +230,8 @@ class RayEngine:
         )
 
     def _is_up(self, node: str) -> bool:
-        try:
-            rows = self._head.asked(self._ray.nodes)
-            return any(row["NodeID"] == node and row["Alive"] for row in rows)
-        except (self._ray.exceptions.RayError, RuntimeError, TimeoutError):
-            return False
+        rows = self._asked(self._ray.nodes) or []
+        return any(row["NodeID"] == node and row["Alive"] for row in rows)
 
     def _lost(self, handle: WorkerHandle, fault: ReplicaDownError) -> Outcome:
         self._drop(self._workers.pop(handle).post)
@@ -281,14 +258,23 @@ class RayEngine:
 
     def capacity(self) -> int:
         """How many more workers the cluster's free resources hold, by its own count."""
-        if self._head.is_gone():
-            return 0
+        return self._hold(self._asked(self._ray.available_resources) or {})
+
+    def places(self) -> int:
+        """How many workers its living machines hold in all, each taken for itself; free or not."""
+        rows = self._asked(self._ray.nodes) or []
+        return sum(self._hold(row["Resources"]) for row in rows if row["Alive"])
+
+    def _hold(self, found: Mapping[str, float]) -> int:
+        wanted = {"CPU": self.cpus, "memory": self.memory, **self.resources}
+        return min(int(found.get(name, 0) / count) for name, count in wanted.items() if count > 0)
+
+    def _asked(self, ask: Callable[[], Any]) -> Any:
+        """What the head says, None where it says nothing."""
         try:
-            free = self._head.asked(self._ray.available_resources)
+            return None if self._head.is_gone() else self._head.asked(ask)
         except (self._ray.exceptions.RayError, RuntimeError, TimeoutError):
-            return 0
-        wanted = {"CPU": self._cpus, **self._resources}
-        return min(int(free.get(name, 0) / count) for name, count in wanted.items() if count > 0)
+            return None
 
     def close(self) -> None:
         """End all workers and leave the cluster."""

@@ -20,13 +20,14 @@ import psutil
 
 from gemma_neuron.elastic.embedded import EmbeddedEngine
 from gemma_neuron.elastic.engine import Outcome, WorkerHandle, WorkerSpec
-from gemma_neuron.elastic.faults import ReplicaDownError
+from gemma_neuron.elastic.faults import CollectiveAborted, ReplicaDownError
 
 SLICE_SECONDS = 1.0
 """A post that is asked for an outcome answers at least this often: its own sign of life."""
 LOOK_SECONDS, BREATH_SECONDS = 0.05, 0.002
 """How long the worker is looked at in one go, and the pause in which another call gets its turn."""
 PARENT_SECONDS = 0.5
+THREADS = "OMP_NUM_THREADS"
 Reply = tuple[str, Any]
 """("answer" | "error" | "fault", its value)."""
 
@@ -36,6 +37,7 @@ class Post:
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+        _forget_threads()
         self._engine = EmbeddedEngine(preload)
         self._lock = threading.Lock()
         self._handle: WorkerHandle | None = None
@@ -59,7 +61,7 @@ class Post:
     def call(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Begin a call. A worker that is gone is told of by `outcome`."""
         with self._lock:
-            if self._handle is not None and self._kept[1][0] != "fault":
+            if self._handle is not None and not is_gone(self._kept[1]):
                 self._engine.call(self._handle, function, *arguments)
 
     def outcome(self, seen: int) -> tuple[int, Reply] | None:
@@ -94,6 +96,12 @@ def kill_post(pid: int) -> None:
             post.kill()
 
 
+def is_gone(reply: Reply) -> bool:
+    """Whether a reply was the worker's last: one that left a broken collective is well."""
+    kind, value = reply
+    return kind == "fault" and not isinstance(value, CollectiveAborted)
+
+
 def _reply(found: Outcome) -> Reply:
     if found.fault is not None:
         return "fault", found.fault
@@ -109,6 +117,16 @@ def _no_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+def _forget_threads() -> None:
+    """Let workers see the machine's cores, as on any machine: Ray says one thread to whom its daemon said nothing.
+
+    Compiled code keeps the number of threads that there were where it was compiled.
+    """
+    with suppress(psutil.Error):
+        if THREADS not in psutil.Process(os.getppid()).environ():
+            os.environ.pop(THREADS, None)
 
 
 def _end_with_parent(parent: int) -> None:

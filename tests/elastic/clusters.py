@@ -19,13 +19,13 @@ PLACES = 4
 
 
 @contextmanager
-def two_machines() -> Iterator[Any]:
+def two_machines(places: int = PLACES) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     made = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": PLACES, "include_dashboard": False}
+        initialize_head=True, head_node_args={"num_cpus": places, "include_dashboard": False}
     )
-    made.add_node(num_cpus=PLACES, resources={"second": PLACES})
+    made.add_node(num_cpus=places, resources={"second": places})
     try:
         yield made
     finally:

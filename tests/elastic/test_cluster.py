@@ -44,6 +44,31 @@ def post_of(pid: int) -> psutil.Process:
 
 
 @clusters.NEEDS_RAY
+def test_workers_have_the_priority_and_threads_of_what_started_the_cluster(cluster: Any) -> None:
+    """By Ray's own defaults they would run 15 steps below, to starve beside other work, and with one thread."""
+    with clusters.joined(cluster) as engine:
+        mine, theirs = psutil.Process(), psutil.Process(engine.spawn(spec()).pid)
+        assert theirs.nice() == mine.nice()
+        assert theirs.environ().get("OMP_NUM_THREADS") == os.environ.get("OMP_NUM_THREADS")
+
+
+@clusters.NEEDS_RAY
+def test_joining_a_cluster_leaves_sigterm_as_it_was(cluster: Any) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with clusters.joined(cluster):
+        assert signal.getsignal(signal.SIGTERM) is before
+
+
+@clusters.NEEDS_RAY
+def test_places_are_what_each_machine_holds_for_itself(cluster: Any) -> None:
+    """Three of a machine's four each: two machines hold one worker each, though there is room for a third in sum."""
+    with clusters.joined(cluster, cpus=3.0) as engine:
+        assert engine.places() == 2
+        engine.memory = 10**15
+        assert engine.places() == engine.capacity() == 0
+
+
+@clusters.NEEDS_RAY
 def test_a_post_that_dies_or_stops_takes_its_worker_along(cluster: Any) -> None:
     with clusters.joined(cluster) as engine:
         for how, kind in ((signal.SIGKILL, WorkerDied), (signal.SIGSTOP, WorkerHung)):

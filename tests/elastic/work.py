@@ -67,6 +67,10 @@ def start_compiler(context: WorkerContext, pids: str) -> None:
     time.sleep(600)
 
 
+def load_torch(context: WorkerContext) -> None:
+    import torch.distributed  # noqa: F401
+
+
 def all_reduce(context: WorkerContext, folder: str, generation: int, world: int, steps: int) -> int:
     """Sum over gloo ranks again and again."""
     import torch
