@@ -247,6 +247,10 @@ class Backend(Protocol):
         """Predicted peak of host memory of the worker that traces and compiles this unit, with all it starts."""
         ...
 
+    def inputs(self, part: PortPart) -> tuple[UnitSpec, ...]:
+        """Other units of the port whose committed files this one's trace or compile reads."""
+        ...
+
     def shortcut_key(self, part: PortPart) -> dict[str, str]:
         """What decides the graph without tracing it: our code, plan, shapes, versions, flags, host."""
         ...

@@ -47,6 +47,14 @@ Mirror = Annotated[
     str | None,
     typer.Option("--mirror", help="s3://bucket/prefix: upload each part as soon as it is made."),
 ]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="ADDRESS",
+        help="Compile on the machines of a Ray cluster: auto or HOST:PORT. Needs --mirror.",
+    ),
+]
 MirrorGrace = Annotated[
     float,
     typer.Option("--mirror-grace", min=0.0, help="Seconds the end may wait for uploads."),

@@ -14,6 +14,7 @@ from gemma_neuron.commands.options import (
     Base,
     BucketOwner,
     Buckets,
+    Cluster,
     Context,
     HostMemory,
     Json,
@@ -93,6 +94,7 @@ def compile_command(
     mirror_grace: MirrorGrace = 600.0,
     bucket_owner: BucketOwner = "",
     only_writer: MirrorOnlyWriter = False,
+    cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
     """Audit, plan, shard and compile; what is committed is reused."""
@@ -117,6 +119,7 @@ def compile_command(
         limits=Limits(stall_seconds=stall_after),
         host_memory=settings.size(host_memory, "--host-memory"),
         mirror=mirror_options(mirror, mirror_grace, bucket_owner, only_writer),
+        cluster=cluster,
     )
     if dry_run:
         show_dry_run(source, request, as_json)

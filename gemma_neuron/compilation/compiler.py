@@ -8,25 +8,25 @@ and the real key over the traced graph, taken when the shortcut differs.
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from gemma_neuron.artifacts import digest_json, remove, sync_folder
 from gemma_neuron.backends.base import Backend, CompileSpec, Limits, PortPart, UnitSpec
 from gemma_neuron.compilation import ledger, worker
-from gemma_neuron.compilation.conditions import Conditions, HostMemory
+from gemma_neuron.compilation.conditions import Conditions
 from gemma_neuron.compilation.prediction import Prediction, predict
 from gemma_neuron.compilation.schedule import Schedule
-from gemma_neuron.elastic.embedded import EmbeddedEngine
+from gemma_neuron.compilation.workshop import Here, Workshop
 from gemma_neuron.elastic.events import EventLog
 from gemma_neuron.elastic.metadata import InstanceMetadata
 from gemma_neuron.elastic.notice import Notices
 from gemma_neuron.geometry import ModelGeometry
-from gemma_neuron.machine import HostBudget, how_many_fit
+from gemma_neuron.machine import HostBudget
 from gemma_neuron.plan import ShardPlan
 from gemma_neuron.port import Outcome, Port
 
@@ -55,9 +55,13 @@ class Pending:
     """One unit that has to be looked at in a worker."""
 
     part: PortPart
-    shortcut: str
+    shortcut_key: dict[str, str]
     found: ledger.Found | None
     expected: Prediction
+
+    @property
+    def shortcut(self) -> str:
+        return digest_json(self.shortcut_key)
 
     @property
     def unit(self) -> UnitSpec:
@@ -71,12 +75,12 @@ def compile_units(
     spec: CompileSpec,
     backend: Backend,
     notice: Notice,
-    budget: HostBudget,
+    workshop: Workshop,
     limits: Limits | None = None,
 ) -> CompiledModel:
-    """Compile every unit of `spec` that is not committed, as many at once as fit `budget`.
+    """Compile every unit of `spec` that is not committed, in `workshop`.
 
-    Raises CompileError for units that cannot be built, DoesNotFitError for one the budget cannot hold.
+    Raises CompileError for units that cannot be built, DoesNotFitError for one that memory cannot hold.
     """
     units = spec.units()
     _remove_leftovers(port, units)
@@ -88,7 +92,7 @@ def compile_units(
     reused: list[str] = []
     most = 0
     notices = Notices(events, InstanceMetadata.here(), notice)
-    with notices, closing(_engine(backend)) as engine:
+    with notices, closing(workshop.engine()) as engine:
         for stage in spec.stages():
             parts = parts_of(stage, port, geometry, plan, spec)
             pending = _looked_up(parts, backend, reused, life)
@@ -96,10 +100,11 @@ def compile_units(
                 continue
             backend.require()
             expected = {todo.unit.name: todo.expected for todo in pending}
-            conditions = _conditions(budget, expected, notices)
-            at_once = _at_once(list(expected.values()), budget)
-            schedule = Schedule(engine, events, worker.run, conditions, at_once)
-            for todo, result in _results(schedule, pending, limits or Limits(), life):
+            workshop.begin([todo.part for todo in pending], list(expected.values()))
+            conditions = _conditions(workshop, expected, notices)
+            at_once = workshop.at_once(list(expected.values()))
+            schedule = Schedule(engine, events, workshop.work, conditions, at_once)
+            for todo, result in _results(schedule, workshop, pending, limits or Limits(), life):
                 if _publish(port, todo, result, life, notice):
                     peaks[todo.unit.name] = result.host_peak_bytes
                 else:
@@ -142,11 +147,11 @@ def trace_only(
         worker.Job(part=part, known_key="", threads=1, limits=Limits(), dry=out / part.unit.name)
         for part in parts
     ]
-    events, expected = EventLog(), predict(parts, backend)
-    conditions = _conditions(budget, expected, Notices(events))
-    with closing(_engine(backend)) as engine:
-        at_once = _at_once(list(expected.values()), budget)
-        schedule = Schedule(engine, events, worker.run, conditions, at_once)
+    events, expected, here = EventLog(), predict(parts, backend), Here(backend, budget)
+    conditions = _conditions(here, expected, Notices(events))
+    with closing(here.engine()) as engine:
+        at_once = here.at_once(list(expected.values()))
+        schedule = Schedule(engine, events, here.work, conditions, at_once)
         names = [
             f"{end.job.name}/{name}" for end in schedule.run(jobs) for name in end.result.files
         ]
@@ -160,43 +165,29 @@ def _looked_up(
     pending = []
     expected = predict(parts, backend)
     for part in parts:
-        shortcut = digest_json(backend.shortcut_key(part))
+        shortcut_key = backend.shortcut_key(part)
         found = ledger.committed(part.port, part.unit)
-        if found is not None and not found.problem and found.shortcut == shortcut:
+        if found is not None and not found.problem and found.shortcut == digest_json(shortcut_key):
             reused.append(part.unit.name)
             taken = ledger.Taken(life=life)
             ledger.record(
                 part.port, part.unit, "reused", taken, key=found.key, key_digest=found.key_digest
             )
         else:
-            pending.append(Pending(part, shortcut, found, expected[part.unit.name]))
+            pending.append(Pending(part, shortcut_key, found, expected[part.unit.name]))
     return pending
 
 
-def _cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-
-
-def _engine(backend: Backend) -> EmbeddedEngine:
-    return EmbeddedEngine(preload=[*backend.preload, worker.__name__])
-
-
 def _conditions(
-    budget: HostBudget, expected: dict[str, Prediction], notices: Notices
+    workshop: Workshop, expected: dict[str, Prediction], notices: Notices
 ) -> Conditions:
-    peaks = {name: found.host_bytes for name, found in expected.items()}
     long = frozenset(name for name, found in expected.items() if found.long)
-    return Conditions(HostMemory(budget, peaks), notices, long)
-
-
-def _at_once(expected: Sequence[Prediction], budget: HostBudget) -> int:
-    fitting = how_many_fit([found.host_bytes for found in expected], budget.bytes)
-    return min(len(expected), _cores(), fitting)
+    return Conditions(workshop.memory(expected), notices, long)
 
 
 def _results(
-    schedule: Schedule[worker.Job, worker.UnitResult],
+    schedule: Schedule[worker.Job, Any],
+    workshop: Workshop,
     pending: list[Pending],
     limits: Limits,
     life: int,
@@ -206,16 +197,18 @@ def _results(
         worker.Job(
             part=todo.part,
             known_key="" if todo.found is None else todo.found.key_digest,
-            threads=max(1, _cores() // schedule.most_at_once),
+            threads=workshop.threads(schedule.most_at_once),
             limits=limits,
+            shortcut_key=todo.shortcut_key,
         )
         for todo in pending
     ]
     by_name = {todo.unit.name: todo for todo in pending}
     try:
         for end in schedule.run(jobs):
-            peak = max(end.result.host_peak_bytes, end.host_peak_bytes)
-            yield by_name[end.job.name], replace(end.result, host_peak_bytes=peak)
+            result = workshop.received(end.job.part, end.result)
+            peak = max(result.host_peak_bytes, end.host_peak_bytes)
+            yield by_name[end.job.name], replace(result, host_peak_bytes=peak)
     finally:
         for failed in schedule.failed:
             todo = by_name[failed.job.name]

@@ -29,7 +29,7 @@ millisecond's work), and how often so with the budget near."""
 class Conditions:
     """What a schedule goes by. `long`: units that take longer than a notice lasts, as far as is known."""
 
-    memory: HostMemory
+    memory: Memory
     notices: Notices
     long: frozenset[str] = frozenset()
 
@@ -51,6 +51,23 @@ class RunningUnit(Protocol):
     def since(self) -> float: ...
 
 
+class Memory(Protocol):
+    """What a schedule asks of memory. `budget_bytes`: what one unit alone may take."""
+
+    total_bytes: int
+    peak_bytes: int
+
+    @property
+    def budget_bytes(self) -> int: ...
+    @property
+    def poll_seconds(self) -> float: ...
+    def admits(self, name: str, running: Sequence[RunningUnit]) -> bool: ...
+    def watch(self, running: Sequence[RunningUnit]) -> bool: ...
+    def took_more(self, unit: RunningUnit) -> None: ...
+    def killed_by_kernel(self) -> bool: ...
+    def refusal(self, unit: RunningUnit, how: str) -> DoesNotFitError: ...
+
+
 class HostMemory:
     """The budget's side of a schedule. `predicted`: unit → peak of its worker and all it starts, in bytes."""
 
@@ -68,6 +85,10 @@ class HostMemory:
         self._looked = 0.0
         self.total_bytes = self.peak_bytes = self._base_bytes = self._shared_bytes = 0
         self.level = 0.0
+
+    @property
+    def budget_bytes(self) -> int:
+        return self.budget.bytes
 
     @property
     def poll_seconds(self) -> float:
@@ -136,4 +157,35 @@ class HostMemory:
             f"Compiling {unit.name} alone took {unit.peak_bytes:,} bytes of host memory, {self.peak_bytes:,} with the "
             f"process that watches it, when it was {how}; {self.budget.bytes:,} may be used ({self.budget.origin}).",
             "Leave out the longer --buckets, or compile on a host with more memory and say so by --host-memory.",
+        )
+
+
+class Elsewhere:
+    """Memory of other machines. Their cluster admits a worker by what it asks for, and counts; none of it is measured
+    here. `places`: how many workers there is room for in all, now."""
+
+    total_bytes = peak_bytes = 0
+    poll_seconds = 1.0
+
+    def __init__(self, places: Callable[[], int], budget_bytes: int) -> None:
+        self._places, self.budget_bytes = places, budget_bytes
+
+    def admits(self, name: str, running: Sequence[RunningUnit]) -> bool:
+        """The first always: whether there is any place at all is for the cluster to say, with an error."""
+        return not running or len(running) < self._places()
+
+    def watch(self, running: Sequence[RunningUnit]) -> bool:
+        return False
+
+    def took_more(self, unit: RunningUnit) -> None:
+        """Nothing to learn: what a unit had taken by then is not known here."""
+
+    def killed_by_kernel(self) -> bool:
+        return False
+
+    def refusal(self, unit: RunningUnit, how: str) -> DoesNotFitError:
+        return DoesNotFitError(
+            f"Compiling {unit.name} alone on a machine of the cluster took more host memory than there was: it "
+            f"was {how}; {self.budget_bytes:,} bytes had been asked for.",
+            "Leave out the longer --buckets, or add a machine with more memory.",
         )

@@ -19,7 +19,7 @@ from gemma_neuron.artifacts import FULL, writing_failed
 from gemma_neuron.compilation.conditions import Conditions
 from gemma_neuron.elastic.engine import Engine, Outcome, WorkerContext, WorkerHandle, WorkerSpec
 from gemma_neuron.elastic.events import EventLog
-from gemma_neuron.elastic.faults import ReplicaDownError, WorkerHung
+from gemma_neuron.elastic.faults import NodeLost, ReplicaDownError, WorkerHung
 from gemma_neuron.elastic.metadata import DISABLED
 from gemma_neuron.elastic.retry import PoisonWatch, RetryPolicy
 from gemma_neuron.errors import CompileError, CompilerFaultError, GemmaNeuronError, Interrupted
@@ -159,6 +159,9 @@ class Schedule(Generic[Job, Result]):
             try:
                 handle = self._engine.spawn(spec)
             except ReplicaDownError as fault:
+                if isinstance(fault, NodeLost):
+                    self._no_place(job, fault)
+                    return
                 facts = {**fault.facts(), "unit": job.name, "seconds": 0.0}
                 self._again(job, fault, fault.signature, facts)
                 continue
@@ -169,6 +172,15 @@ class Schedule(Generic[Job, Result]):
             self._events.emit("worker_started", attempt=self._tries[job.name], **running.facts())
             self._events.resumed(unit=job.name)
             self._engine.call(handle, self._work, job)
+
+    def _no_place(self, job: Job, fault: NodeLost) -> None:
+        """There is no machine for one more: from now on fewer at once. Raises the fault when there is none at all."""
+        self._events.emit("no_place", **fault.facts(), unit=job.name, why=fault.message)
+        if not self._running:
+            raise fault
+        self.most_at_once = len(self._running)
+        self._tries[job.name] -= 1
+        self._waiting.insert(0, job)
 
     def _next(self) -> Job | None:
         """The unit to start now, if any: those that need the memory for themselves come last."""
@@ -236,7 +248,7 @@ class Schedule(Generic[Job, Result]):
         if not (running.company if company is None else company):
             error = self._memory.refusal(running, how)
             _note(job, error)
-            peak = max(running.peak_bytes, self._memory.budget.bytes)
+            peak = max(running.peak_bytes, self._memory.budget_bytes)
             self.failed.append(GivenUp(job, error, peak))
             return
         self._memory.took_more(running)
@@ -258,7 +270,8 @@ class Schedule(Generic[Job, Result]):
         self._events.emit(kind, **facts, signature=signature, why=error.message)
         _note(job, error)
         tries = self._tries[job.name]
-        twice = self._poison.count(job.name, signature)
+        lost = isinstance(error, NodeLost)  # says nothing of the unit, twice neither
+        twice = not lost and self._poison.count(job.name, signature)
         if not twice and self._policy.failures.allows(tries):
             self._events.emit("retry", unit=job.name, attempt=tries + 1, why=signature)
             self._waiting.insert(0, job)
@@ -281,6 +294,7 @@ class Schedule(Generic[Job, Result]):
 
 
 def _note(job: Task, error: GemmaNeuronError) -> None:
-    """What the controller saw, at the end of what the worker printed."""
+    """What the controller saw, at the end of what the worker printed; where that was on another machine, its notes."""
     with job.log.open("a", encoding="utf-8") as log:
+        log.writelines(f"{text}\n" for text in getattr(error, "__notes__", ()))
         log.write(f"{type(error).__name__}: {error.message}\n")

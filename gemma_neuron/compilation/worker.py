@@ -9,7 +9,7 @@ import faulthandler
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemma_neuron.artifacts import PARTIAL_SUFFIX, digest_json, remove, write_atomic
@@ -24,7 +24,8 @@ LOG_SUFFIX = ".log"
 class Job:
     """What a worker needs. `known_key`: digest of the committed unit's key, empty when there is none.
 
-    `dry`: trace only, and write what the compiler would be given into that folder.
+    `dry`: trace only, and write what the compiler would be given into that folder. `shortcut_key`: the unit's, as the
+    controller's machine has it.
     """
 
     part: PortPart
@@ -32,6 +33,7 @@ class Job:
     threads: int
     limits: Limits
     dry: Path | None = None
+    shortcut_key: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -67,8 +69,7 @@ def run(context: WorkerContext, job: Job) -> UnitResult:
     context.phase("tracing", job.limits.silence_seconds)
     traced = found.trace(part)
     digest = digest_json(traced.key)
-    folder = part.port.unit_folder(part.unit)
-    partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
+    partial = partial_folder(part)
     files: tuple[str, ...] = ()
     peak = 0
     if job.dry is not None:
@@ -88,6 +89,12 @@ def run(context: WorkerContext, job: Job) -> UnitResult:
         host_peak_bytes=peak,
         seconds=time.monotonic() - started,
     )
+
+
+def partial_folder(part: PortPart) -> Path:
+    """Where a unit's files lie until it is published: beside its folder."""
+    folder = part.port.unit_folder(part.unit)
+    return folder.with_name(folder.name + PARTIAL_SUFFIX)
 
 
 def _print_into(log: Path) -> None:

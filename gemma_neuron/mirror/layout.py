@@ -19,11 +19,12 @@ from pathlib import Path, PurePosixPath
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from gemma_neuron.artifacts import CommittedSet, Manifest, digest_bytes
+from gemma_neuron.backends.base import UnitSpec
 from gemma_neuron.errors import IntegrityError
 from gemma_neuron.mirror.location import S3Location
 from gemma_neuron.mirror.store import Store
 from gemma_neuron.names import is_plain_file_name
-from gemma_neuron.port import RECORD_NAME, Port
+from gemma_neuron.port import RECORD_NAME, UNIT_STEM, Port
 
 ID_DIGITS = 16
 LOOSE_STEM = "port"
@@ -75,6 +76,10 @@ class SetName:
         if not folder:
             return cls(folder, path.name) if path.name == LOOSE_STEM else None
         return cls(folder, path.name) if FOLDERS.fullmatch(folder) else None
+
+    @classmethod
+    def of_unit(cls, unit: UnitSpec) -> SetName:
+        return cls(f"graphs/{unit.name}", UNIT_STEM)
 
     @property
     def key(self) -> str:

@@ -43,6 +43,23 @@ def part_bytes(size: int) -> int:
     return max(LEAST_PART, -(-size // MOST_PARTS // MEBIBYTE) * MEBIBYTE)
 
 
+def send(
+    store: Store,
+    key: str,
+    path: Path,
+    progress: Progress = lambda _: None,
+    check: Stopped = lambda: None,
+) -> None:
+    """Put a file of any size. Raises as `upload` does."""
+    check()
+    size = path.stat().st_size
+    if size >= FROM_BYTES:
+        upload(store, key, path, progress, check)
+    else:
+        store.put_file(key, path)
+        progress(size)
+
+
 def upload(store: Store, key: str, path: Path, progress: Progress, check: Stopped) -> None:
     """Put a file of FROM_BYTES or more. Raises IntegrityError when the file changed, NetworkError or AccessError."""
     before = path.stat()

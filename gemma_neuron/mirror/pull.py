@@ -84,7 +84,7 @@ class Puller:
         try:
             for entry in read_set(self.store, name).manifest.files:
                 if entry.name in names:
-                    self._fetch(entry, self.path / entry.name)
+                    self.fetch(entry, self.path / entry.name)
         except IntegrityError as error:
             tell(f"warning: the port's records are not taken from the mirror: {error.message}")
 
@@ -100,7 +100,7 @@ class Puller:
         self.counts.total += len(manifest.files)
         self.counts.verified += len(manifest.files) - len(missing)
         for entry in missing:
-            self._fetch(entry, committed.folder / entry.name)
+            self.fetch(entry, committed.folder / entry.name)
         if name.folder:
             write_atomic(committed.manifest_path, found.local.encode())
             write_atomic(
@@ -108,7 +108,8 @@ class Puller:
             )
         self.counts.sets.append(name)
 
-    def _fetch(self, entry: FileEntry, target: Path) -> None:
+    def fetch(self, entry: FileEntry, target: Path) -> None:
+        """One file by its content. Raises IntegrityError when its bytes are wrong twice."""
         for left in reversed(range(FETCHES)):
             try:
                 fetch_checked(self.store, blob_key(entry.blake3), entry, target, self.progress)

@@ -22,7 +22,7 @@ from gemma_neuron.mirror.layout import (
     sets_on_disk,
 )
 from gemma_neuron.mirror.owner import Owner
-from gemma_neuron.mirror.parts import FROM_BYTES, upload
+from gemma_neuron.mirror.parts import send
 from gemma_neuron.mirror.store import Store
 from gemma_neuron.port import Port
 from gemma_neuron.regular_files import FileState
@@ -121,12 +121,7 @@ class Pusher:
         self._put_file(self.store, key, path, entry.bytes)
 
     def _put_file(self, store: Store, key: str, path: Path, size: int) -> None:
-        self._guarded.may_write()
-        if size >= FROM_BYTES:
-            upload(store, key, path, self.progress, self._guarded.may_write)
-        else:
-            store.put_file(key, path)
-            self.progress(size)
+        send(store, key, path, self.progress, self._guarded.may_write)
         self.counts.uploaded += 1
         self.counts.bytes += size
 

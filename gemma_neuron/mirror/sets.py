@@ -23,7 +23,7 @@ from gemma_neuron.mirror.layout import (
     read_set,
 )
 from gemma_neuron.mirror.owner import acquire
-from gemma_neuron.mirror.parts import FROM_BYTES, upload
+from gemma_neuron.mirror.parts import send
 from gemma_neuron.mirror.pull import fetch_checked
 from gemma_neuron.mirror.store import Store
 from gemma_neuron.mirror.uploads import Uploads
@@ -139,11 +139,7 @@ class SetMirror:
             key, path = f"{name}/{entry.blake3}", committed.folder / entry.name
             if self.store.size(key) == entry.bytes:
                 continue
-            self._guarded.may_write()
-            if entry.bytes >= FROM_BYTES:
-                upload(self.store, key, path, lambda _: None, self._guarded.may_write)
-            else:
-                self.store.put_file(key, path)
+            send(self.store, key, path, check=self._guarded.may_write)
         local = committed.manifest_path.read_text(encoding="utf-8")
         self._guarded.commit(SetName(name, self.stem), local)
 

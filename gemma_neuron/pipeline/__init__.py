@@ -7,7 +7,7 @@ whatever is committed already is not done again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from gemma_neuron.backends.base import Runner
 from gemma_neuron.backends.registry import backend
 from gemma_neuron.compilation.buckets import choose_buckets, choose_context, choose_slots
-from gemma_neuron.pipeline.host import host_budget, require_budget
+from gemma_neuron.pipeline.compiling import compile_port
+from gemma_neuron.pipeline.host import host_budget, own_peak
 from gemma_neuron.pipeline.inspecting import inspected
-from gemma_neuron.pipeline.mirroring import mirrored
-from gemma_neuron.pipeline.prepare import only_worker, prepare
+from gemma_neuron.pipeline.prepare import only_worker, prepare, show_warnings
 from gemma_neuron.pipeline.request import CompileRequest, PlanOptions, PortResult, run_dtype
 from gemma_neuron.pipeline.sharding import cut_and_counted
 from gemma_neuron.pipeline.sources import (
@@ -33,7 +33,6 @@ from gemma_neuron.pipeline.sources import (
 from gemma_neuron.port import Port
 
 if TYPE_CHECKING:
-    from gemma_neuron.compilation.compiler import CompiledModel
     from gemma_neuron.reports import ValidationReport
     from gemma_neuron.sharding.candidates import Planned
     from gemma_neuron.sharding.progress import Progress
@@ -116,63 +115,11 @@ def shard(
         built=len(sharded.written),
         reused=sharded.ranks - len(sharded.written),
         seconds=time.monotonic() - started,
-        host_peak_bytes=_own_peak(),
+        host_peak_bytes=own_peak(),
         output_bytes=sharded.output_bytes,
         warnings=record.warnings,
         verified_tensors=compared,
     )
-
-
-def compile_port(
-    source_text: str,
-    request: CompileRequest,
-    progress: Progress | None,
-    notice: Notice,
-    watch: Watch = UNWATCHED,
-) -> PortResult:
-    """Audit, plan, shard and compile; the toolchain is checked before anything long starts."""
-    from gemma_neuron.compilation.compiler import compile_units
-
-    started = time.monotonic()
-    chosen = backend(request.backend)
-    chosen.require()
-    prepared = prepare(source_text, request, chosen, watch)
-    show_warnings(prepared.record.warnings, notice)
-    geometry, port = prepared.audit.geometry, prepared.port
-    assert geometry is not None
-    budget = require_budget(prepared, request, chosen)
-    with only_worker(prepared), mirrored(port, request.mirror, notice):
-        sharded, _ = cut_and_counted(prepared, progress)
-        compiled: CompiledModel = compile_units(
-            port,
-            geometry,
-            prepared.plan,
-            port.spec,
-            chosen,
-            notice,
-            budget,
-            request.limits,
-        )
-    return PortResult(
-        port=port.path,
-        digest=port.record.digest,
-        total=compiled.total,
-        built=len(compiled.built),
-        reused=len(compiled.reused),
-        seconds=time.monotonic() - started,
-        host_peak_bytes=max(compiled.host_peak_bytes, _own_peak()),
-        output_bytes=sharded.output_bytes + compiled.output_bytes,
-        warnings=port.record.warnings,
-        unit_peaks=compiled.unit_peaks,
-        retries=compiled.retries,
-        downtime_seconds=compiled.downtime_seconds,
-    )
-
-
-def show_warnings(warnings: Sequence[str], notice: Notice) -> None:
-    """What the audit warned of, again at each later stage: by then nobody remembers it."""
-    for warning in warnings:
-        notice(f"warning: {warning}")
 
 
 def open_port(path: Path, notice: Notice = lambda _: None) -> Port:
@@ -290,10 +237,3 @@ def merged_checkpoint(
     )
     examined(open_any(str(out), watch))
     return merged
-
-
-def _own_peak() -> int:
-    """Peak resident bytes of this process."""
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gemma_neuron.backends.base import Backend
 from gemma_neuron.instances import Instance
 from gemma_neuron.machine import HostBudget, budget_of, instance_type, memory_limit
 from gemma_neuron.pipeline.prepare import Prepared
 from gemma_neuron.pipeline.request import CompileRequest
+
+if TYPE_CHECKING:
+    from gemma_neuron.compilation.prediction import Prediction
 
 
 def host_budget(asked: int | None, instance: Instance | None = None) -> HostBudget:
@@ -26,15 +31,29 @@ def host_budget(asked: int | None, instance: Instance | None = None) -> HostBudg
 
 def require_budget(prepared: Prepared, request: CompileRequest, chosen: Backend) -> HostBudget:
     """The budget of this run. Raises DoesNotFitError, before anything is written, when a unit alone passes it."""
-    from gemma_neuron.compilation.compiler import parts_of
-    from gemma_neuron.compilation.prediction import predict
     from gemma_neuron.sharding.host_memory import require_compilers
 
-    spec, geometry = prepared.record.compile, prepared.audit.geometry
-    assert spec is not None and geometry is not None
+    spec = prepared.record.compile
+    assert spec is not None
     budget = host_budget(request.host_memory)
-    parts = parts_of(spec.units(), prepared.port, geometry, prepared.plan, spec)
-    peaks = [(name, found.host_bytes) for name, found in predict(parts, chosen).items()]
+    peaks = [(name, found.host_bytes) for name, found in predicted(prepared, chosen).items()]
     spare_host = chosen.name == "neuron"
     require_compilers(peaks, spec.units(), budget.bytes, budget.origin, spare_host=spare_host)
     return budget
+
+
+def predicted(prepared: Prepared, chosen: Backend) -> dict[str, Prediction]:
+    """Unit name → what compiling it is expected to take."""
+    from gemma_neuron.compilation.compiler import parts_of
+    from gemma_neuron.compilation.prediction import predict
+
+    spec, geometry = prepared.record.compile, prepared.audit.geometry
+    assert spec is not None and geometry is not None
+    return predict(parts_of(spec.units(), prepared.port, geometry, prepared.plan, spec), chosen)
+
+
+def own_peak() -> int:
+    """Peak resident bytes of this process."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

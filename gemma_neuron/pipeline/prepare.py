@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -123,6 +123,12 @@ def only_worker(prepared: Prepared) -> Iterator[None]:
         remove_leftovers(path)
         _write_front(prepared)
         yield
+
+
+def show_warnings(warnings: Sequence[str], notice: Callable[[str], None]) -> None:
+    """What the audit warned of, again at each later stage: by then nobody remembers it."""
+    for warning in warnings:
+        notice(f"warning: {warning}")
 
 
 def _spec(request: CompileRequest, audit: Audit, dtype: Dtype, chosen: Backend) -> CompileSpec:

@@ -48,6 +48,8 @@ class CompileRequest:
     host_memory: int | None = None
     """Bytes that may be used; None: what this machine or its container has, less a reserve."""
     mirror: MirrorOptions | None = None
+    cluster: str | None = None
+    """Address of a Ray cluster whose machines compile the units; None: this one does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
 
-from gemma_neuron.compilation.conditions import Conditions, HostMemory
+from gemma_neuron.compilation.conditions import Conditions, Elsewhere, HostMemory, RunningUnit
 from gemma_neuron.compilation.schedule import Schedule
 from gemma_neuron.elastic.embedded import EmbeddedEngine
+from gemma_neuron.elastic.engine import Outcome, WorkerHandle, WorkerSpec
 from gemma_neuron.elastic.events import EventLog
-from gemma_neuron.elastic.faults import PreemptionNotice
+from gemma_neuron.elastic.faults import NodeLost, PreemptionNotice, WorkerDied
 from gemma_neuron.elastic.metadata import ENDPOINT, InstanceMetadata
 from gemma_neuron.elastic.notice import Notices
 from gemma_neuron.errors import CompileError, Interrupted
@@ -118,6 +120,60 @@ def test_the_same_end_twice_is_poison_and_the_others_are_finished_first(shop: Sh
 def test_two_ends_of_different_kinds_are_no_poison(shop: Shop) -> None:
     assert shop.run({"decode": ("exit 70", "signal SIGSEGV", "crash stalled", "")}) == ["decode"]
     assert shop.starts("decode") == 4
+
+
+class Farm(EmbeddedEngine):
+    """Says of each worker that died that its machine was lost."""
+
+    def wait(self, handles: Sequence[WorkerHandle], timeout: float | None = None) -> list[Outcome]:
+        return [
+            replace(found, fault=NodeLost("It is lost.", rank=0, pid=found.handle.pid))
+            if isinstance(found.fault, WorkerDied)
+            else found
+            for found in super().wait(handles, timeout)
+        ]
+
+
+def test_machines_that_are_lost_say_nothing_against_the_unit(shop: Shop) -> None:
+    shop.engine = Farm(preload=["tests.compilation.units"])
+    assert shop.run({"decode": ("signal SIGKILL",) * 3 + ("",)}) == ["decode"]
+    assert [fault["signature"] for fault in shop.of("worker_died", "decode")] == ["NodeLost"] * 3
+
+
+class Full(EmbeddedEngine):
+    """Has no place for more than `limit` workers."""
+
+    def spawn(self, spec: WorkerSpec) -> WorkerHandle:
+        if self.capacity() < 1:
+            raise NodeLost("There is no place.", rank=spec.rank)
+        return super().spawn(spec)
+
+
+def test_where_there_is_no_place_for_another_unit_it_waits(shop: Shop) -> None:
+    shop.engine = Full(preload=["tests.compilation.units"], limit=1)
+    assert shop.run({"decode": ("sleep 0.3",), "score": ("",)}, most=2) == ["decode", "score"]
+    assert len(shop.of("no_place", "score")) == 1
+
+
+def test_where_there_is_no_place_at_all_it_is_said_at_once(shop: Shop) -> None:
+    shop.engine = Full(limit=0)
+    with pytest.raises(NodeLost, match="no place"):
+        shop.run({"decode": ("",), "score": ("",)})
+
+
+def test_what_was_printed_on_another_machine_is_in_the_log(shop: Shop) -> None:
+    with pytest.raises(CompileError, match="odd"):
+        shop.run({"decode": ("refuse odd",)})
+    assert "printed elsewhere: odd\n" in (shop.folder / "decode.log").read_text()
+
+
+def test_of_other_machines_places_admit_and_the_first_always_may() -> None:
+    places = [2]
+    memory = Elsewhere(lambda: places[0], 0)
+    first, second = (cast(RunningUnit, object()) for _ in range(2))
+    assert memory.admits("score", [first]) and not memory.admits("score", [first, second])
+    places[0] = 0  # all machines lost: whether one comes back is for the cluster to say
+    assert memory.admits("score", []) and not memory.admits("score", [first])
 
 
 @pytest.mark.fault("cc-02-f137b")

@@ -64,7 +64,9 @@ def _do(what: str, amount: str) -> None:
     elif what == "allocate":
         _allocate(*map(float, amount.split()))
     elif what == "refuse":
-        raise CompileError(f"The graph is {amount}.", "Take another.")
+        error = CompileError(f"The graph is {amount}.", "Take another.")
+        error.add_note(f"printed elsewhere: {amount}")
+        raise error
     elif what == "break":
         raise ValueError(amount)
 

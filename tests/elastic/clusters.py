@@ -19,13 +19,14 @@ PLACES = 4
 
 
 @contextmanager
-def two_machines(places: int = PLACES) -> Iterator[Any]:
+def two_machines(places: int = PLACES, *, beside_head: bool = False) -> Iterator[Any]:
+    """The head is one of them, unless both are to be `beside_head`."""
     from ray.cluster_utils import Cluster
 
-    made = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": places, "include_dashboard": False}
-    )
-    made.add_node(num_cpus=places, resources={"second": places})
+    head = {"num_cpus": 0 if beside_head else places, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    for _ in range(1 + beside_head):
+        made.add_node(num_cpus=places, resources={"second": places})
     try:
         yield made
     finally:

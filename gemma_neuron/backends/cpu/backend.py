@@ -16,6 +16,7 @@ from gemma_neuron.backends.base import (
     PortPart,
     Runner,
     TracedUnit,
+    UnitSpec,
 )
 from gemma_neuron.backends.cpu.toolchain import find_compiler, host_key
 from gemma_neuron.errors import CompilerMissingError
@@ -71,6 +72,9 @@ class CpuBackend:
 
     def host_bytes(self, part: PortPart) -> int:
         return COMPILER_BASE_BYTES + len(part.geometry.layers) * COMPILER_LAYER_BYTES
+
+    def inputs(self, part: PortPart) -> tuple[UnitSpec, ...]:
+        return ()
 
     def shortcut_key(self, part: PortPart) -> dict[str, str]:
         return {

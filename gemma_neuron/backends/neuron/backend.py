@@ -15,6 +15,7 @@ from gemma_neuron.backends.base import (
     PortPart,
     Runner,
     TracedUnit,
+    UnitSpec,
 )
 from gemma_neuron.errors import BackendUnavailableError
 
@@ -64,6 +65,10 @@ class NeuronBackend:
         from gemma_neuron.backends.neuron.memory import compiler_bytes, traced_bytes
 
         return traced_bytes(part) + compiler_bytes(part)
+
+    def inputs(self, part: PortPart) -> tuple[UnitSpec, ...]:
+        decode = part.spec.decode_unit
+        return (decode,) if part.spec.layout and part.unit != decode else ()
 
     def shortcut_key(self, part: PortPart) -> dict[str, str]:
         from gemma_neuron.backends.neuron.keys import shared_key

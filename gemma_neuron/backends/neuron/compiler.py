@@ -17,7 +17,6 @@ from typing import Any
 from gemma_neuron.artifacts import sync_folder
 from gemma_neuron.backends.base import BuiltUnit, Limits
 from gemma_neuron.backends.neuron import environment, sdk
-from gemma_neuron.backends.neuron.audit import check_rank_files
 from gemma_neuron.backends.neuron.diagnose import OUT_OF_HOST_MEMORY, chain, diagnose, explained
 from gemma_neuron.backends.neuron.flags import LOGICAL_CORES, flags
 from gemma_neuron.backends.neuron.interface import (
@@ -45,8 +44,6 @@ LONGEST_LOG = 200_000
 def compile_traced(traced: Traced, folder: Path, limits: Limits) -> BuiltUnit:
     """Compile into `folder`. Raises CompileError (or what the message means) with the log's path."""
     environment.for_compiling()
-    port, plan = traced.part.port, traced.part.plan
-    check_rank_files((port.rank_file(rank) for rank in range(plan.tp)), plan)
     work = folder / WORK_NAME
     work.mkdir()
     watch: Watch[dict[str, Path]] = Watch(work, limits.stall_seconds)
