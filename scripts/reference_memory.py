@@ -17,7 +17,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gemma_neuron import settings
-from gemma_neuron.validation.golden import GoldenIdentity, GoldenText
+from gemma_neuron.validation.golden import GoldenIdentity
+from gemma_neuron.validation.golden_tensors import GoldenText
 from gemma_neuron.validation.make import make_golden
 from gemma_neuron.validation.peak import AnonymousPeak
 from gemma_neuron.validation.prompts import GoldenPrompts, TeacherText

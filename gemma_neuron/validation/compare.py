@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gemma_neuron.validation.golden import GoldenText
+from gemma_neuron.validation.golden_tensors import GoldenText
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -76,6 +76,11 @@ class LevelContext:
     def by_name(self) -> dict[str, Question]:
         return dict(self.questions.for_scope(self.scope))
 
+    def in_golden(self, name: str) -> bool:
+        """Whether the golden went on from this very prompt: made with other questions, it has others by that name."""
+        prompt, found = self.prompt(name), self.reference.greedy.get(name)
+        return prompt is not None and found is not None and found.prompt.tolist() == [*prompt.ids]
+
     def prompt(self, name: str) -> GreedyPrompt | None:
         return next((p for p in self.prompts.greedy if p.name == name), None)
 

@@ -10,12 +10,14 @@ import json
 import resource
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from gemma_neuron.chat import load_chat_assets
 from gemma_neuron.models.registry import read_geometry
+from gemma_neuron.places import require_place
 from gemma_neuron.validation.context import follow_up
 from gemma_neuron.validation.golden import GoldenIdentity, weight_digests
 from gemma_neuron.validation.make import make_golden
@@ -59,6 +61,10 @@ def export_golden(
     """Make a golden at `out` (`.safetensors` is added). `checkpoint_digest` is the audit's: a port carries it
     as `fingerprints.checkpoint`. `memory`: bytes the reference may use; None: what is free."""
     started = time.monotonic()
+    out = out if out.suffix == ".safetensors" else out.with_name(out.name + ".safetensors")
+    with suppress(OSError):  # said next, with its reason
+        out.parent.mkdir(parents=True, exist_ok=True)
+    require_place(out, "--out")
     assets = load_chat_assets(source)
     geometry = read_geometry(json.loads((source / "config.json").read_text(encoding="utf-8")))
     template = assets.template
@@ -81,7 +87,6 @@ def export_golden(
         files=weight_digests(source),
     )
     by_name = dict(chosen.for_scope(talk.scope))
-    out = out if out.suffix == ".safetensors" else out.with_name(out.name + ".safetensors")
     with AnonymousPeak() as peak:
         made = make_golden(
             source,

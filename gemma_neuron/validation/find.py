@@ -61,7 +61,7 @@ def find_golden(
         return load_golden(out, identity)
     if checkpoint is None:
         return _any_golden(folder, identity)
-    _refuse_other_weights(checkpoint, identity)
+    refuse_other_weights(checkpoint, identity.files)
     return make_golden(checkpoint, prompts, identity, out, follow_up=follow_up, progress=progress)
 
 
@@ -92,11 +92,10 @@ def _any_golden(folder: Path, identity: GoldenIdentity) -> Golden | None:
     return None
 
 
-def _refuse_other_weights(checkpoint: Path, identity: GoldenIdentity) -> None:
-    if not identity.files:
-        return
-    found = weight_digests(checkpoint)
-    for name, needed in identity.files.items():
+def refuse_other_weights(checkpoint: Path, files: dict[str, str]) -> None:
+    """Raise IntegrityError unless the folder's weight files are `files`, name → blake3; none says nothing."""
+    found = weight_digests(checkpoint) if files else {}
+    for name, needed in files.items():
         if found.get(name) != needed:
             raise IntegrityError(
                 f"--checkpoint {checkpoint}: {name} has blake3 {found.get(name, 'none')[:16]}, the "

@@ -4,9 +4,7 @@ In: a checkpoint folder and GoldenPrompts. Out: `Golden`, one safetensors and on
 together. Refused on loading: one that stock transformers did not make, or of another checkpoint or
 template.
 
-Tensors: `text.<name>.ids` int32 [n], `.logsumexp` and `.target_logprob` float32 [n], `.logits` float32
-[n, vocab] (texts up to 128 tokens) or `.top_ids` int32 and `.top_values` float32 [n, 1000], best first;
-`greedy.<name>.prompt` and `.tokens` int32, `.top_ids` and `.top_values` [tokens, 10].
+The tensors are `golden_tensors`' matter.
 """
 
 from __future__ import annotations
@@ -20,12 +18,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gemma_neuron.artifacts import CommittedSet, digest_file, digest_json, write_json_atomic
 from gemma_neuron.errors import IntegrityError, ReferenceUnavailableError
+from gemma_neuron.validation.golden_tensors import (
+    GoldenGreedy,
+    GoldenText,
+    largest_id,
+    read_tensors,
+)
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
-FORMAT_VERSION = 3
+FORMAT_VERSION: Literal[3] = 3
 PRODUCER = "transformers "
 
 
@@ -37,7 +40,7 @@ class Noise(BaseModel):
     lead of the likeliest token over the second.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dtype: str
     relative: float
@@ -62,9 +65,9 @@ class PromptRecord(BaseModel):
 class Provenance(BaseModel):
     """What a golden was made from and by; the JSON beside the tensors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    format: int = FORMAT_VERSION
+    format: Literal[3] = FORMAT_VERSION
     key: str
     producer: dict[str, str]
     """`producer` ("transformers <version>"), torch, class, attention, experts, dtype, device,
@@ -83,42 +86,6 @@ class Provenance(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class GoldenText:
-    """One teacher-forced text. `top_ids` None: `values` are all logits [n, vocab], else [n, k]."""
-
-    name: str
-    ids: NDArray[np.int32]
-    values: NDArray[np.float32]
-    top_ids: NDArray[np.int32] | None
-    logsumexp: NDArray[np.float32]
-    target_logprob: NDArray[np.float32]
-
-    @property
-    def largest(self) -> float:
-        """The largest logit by magnitude: what distances are measured against."""
-        return float(abs(self.values).max())
-
-
-@dataclass(frozen=True, slots=True)
-class GoldenGreedy:
-    """One greedy continuation; row i of `top_ids`, `top_values` [tokens, 10] is where token i was chosen."""
-
-    name: str
-    prompt: NDArray[np.int32]
-    tokens: NDArray[np.int32]
-    top_ids: NDArray[np.int32]
-    top_values: NDArray[np.float32]
-
-    def margin(self, step: int, token: int) -> float:
-        """The reference's lead, in logits, of its own choice over `token` (at least the tenth's)."""
-        row = {
-            int(i): float(v) for i, v in zip(self.top_ids[step], self.top_values[step], strict=True)
-        }
-        best = float(self.top_values[step][0])
-        return best - row.get(token, float(self.top_values[step][-1]))
-
-
-@dataclass(frozen=True, slots=True)
 class Golden:
     """A loaded golden; `path` is its safetensors file, `reused` whether it was there before this run."""
 
@@ -131,6 +98,17 @@ class Golden:
     @property
     def digest(self) -> str:
         return self.path.stem
+
+    def require_vocabulary(self, vocab: int) -> None:
+        """Raise IntegrityError when it speaks of other tokens than a port with so many has."""
+        largest = largest_id(self.texts, self.greedy)
+        widths = {text.values.shape[1] for text in self.texts.values() if text.top_ids is None}
+        if largest >= vocab or not widths <= {vocab}:
+            raise IntegrityError(
+                f"{self.path} holds token ids up to {largest} and rows of {sorted(widths)} logits; the port has "
+                f"{vocab} tokens.",
+                "Make the golden from the checkpoint this port was compiled from.",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +174,13 @@ def load_golden(path: Path, identity: GoldenIdentity | None = None) -> Golden:
         raise ReferenceUnavailableError(
             f"There is no golden {path}.", "Make one with `gemma-neuron golden SOURCE --out FILE`."
         )
-    CommittedSet(path.parent, path.stem).verify()
+    committed = CommittedSet(path.parent, path.stem)
+    if committed.manifest() is None:
+        raise IntegrityError(
+            f"{path} is not whole: {committed.marker_path.name} is missing beside it.",
+            f"A golden is four files: copy all of {path.stem}.*, or make it again.",
+        )
+    committed.verify()
     try:
         provenance = Provenance.model_validate_json(path.with_suffix(".json").read_bytes())
     except (OSError, ValidationError) as error:
@@ -205,7 +189,8 @@ def load_golden(path: Path, identity: GoldenIdentity | None = None) -> Golden:
             "Make the golden again.",
         ) from error
     _refuse_other(path, provenance, identity)
-    return _read(path, provenance)
+    texts, greedy = read_tensors(path)
+    return Golden(path, provenance, texts, greedy)
 
 
 def _refuse_other(path: Path, provenance: Provenance, identity: GoldenIdentity | None) -> None:
@@ -231,33 +216,6 @@ def _refuse_other(path: Path, provenance: Provenance, identity: GoldenIdentity |
                 f"{needed[:16] or 'none'}.",
                 "Make the golden from the checkpoint this port was compiled from.",
             )
-
-
-def _read(path: Path, provenance: Provenance) -> Golden:
-    from safetensors.numpy import load_file
-
-    tensors = load_file(path)
-    names = {tuple(key.split(".")[:2]) for key in tensors}
-    texts, greedy = {}, {}
-    for kind, name in sorted(names):
-        mine = {
-            key.split(".")[2]: tensors[key] for key in tensors if key.startswith(f"{kind}.{name}.")
-        }
-        if kind == "text":
-            values = mine["logits"] if "logits" in mine else mine["top_values"]
-            texts[name] = GoldenText(
-                name,
-                mine["ids"],
-                values,
-                mine.get("top_ids"),
-                mine["logsumexp"],
-                mine["target_logprob"],
-            )
-        else:
-            greedy[name] = GoldenGreedy(
-                name, mine["prompt"], mine["tokens"], mine["top_ids"], mine["top_values"]
-            )
-    return Golden(path, provenance, texts, greedy)
 
 
 def weight_digests(folder: Path) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gemma_neuron.errors import CheckpointError
 from gemma_neuron.validation.compare import (
     TOP,
     TOP_STEPS,
@@ -23,7 +24,6 @@ from gemma_neuron.validation.compare import (
 from gemma_neuron.validation.golden import (
     Golden,
     GoldenIdentity,
-    GoldenText,
     Noise,
     PromptRecord,
     Provenance,
@@ -31,6 +31,7 @@ from gemma_neuron.validation.golden import (
     save_golden,
     weight_digests,
 )
+from gemma_neuron.validation.golden_tensors import GoldenText
 from gemma_neuron.validation.prompts import FULL_LENGTH, GoldenPrompts, GreedyPrompt, TeacherText
 from gemma_neuron.validation.reference import Reference, Slices, Step, open_reference
 
@@ -139,6 +140,7 @@ def teach(slices: Slices, text: TeacherText) -> GoldenText:
     targets = np.array([*text.ids[1:], text.ids[-1]])
     values, top_ids, sums, target_logprob = [], [], [], []
     for start, logits in slices:
+        _require_numbers(logits, f"{text.name!r}, positions from {start} on")
         lse = log_sum_exp(logits)
         aim = targets[start : start + len(logits), None]
         target_logprob.append(np.take_along_axis(logits, aim, -1)[:, 0] - lse)
@@ -162,6 +164,7 @@ def mean_loss(slices: Slices, ids: Sequence[int]) -> float:
     targets = np.array([*ids[1:], ids[-1]])
     total = 0.0
     for start, logits in slices:
+        _require_numbers(logits, f"the sanity text, positions from {start} on")
         aim = targets[start : start + len(logits), None]
         log_p = np.take_along_axis(logits, aim, -1)[:, 0] - log_sum_exp(logits)
         last = min(len(log_p), len(ids) - 1 - start)  # the text's last token has no target
@@ -185,7 +188,10 @@ def _noise(
     )
     found: list[tuple[float, Distances]] = []
     for text, slices in zip(texts.values(), read, strict=True):
-        parts = [distances(text, start, logits) for start, logits in slices]
+        parts = []
+        for start, logits in slices:
+            _require_numbers(logits, f"{text.name!r} at {dtype}, positions from {start} on")
+            parts.append(distances(text, start, logits))
         found.append((text.largest, Distances.join(parts)))
     return Noise(
         dtype=dtype,
@@ -195,6 +201,15 @@ def _noise(
         pearson=min(float(d.pearson.min()) for _, d in found),
         gap=max(float(d.gap.max()) for _, d in found),
     )
+
+
+def _require_numbers(logits: NDArray[np.float32], where: str) -> None:
+    """Raise CheckpointError at a NaN or an infinity: what equals that, or stays within the noise of it, is anything."""
+    if not np.isfinite(logits).all():
+        raise CheckpointError(
+            f"Stock transformers itself gives logits that are no numbers (NaN or infinite) on {where}.",
+            "`gemma-neuron inspect SOURCE --values` names tensors that hold such values.",
+        )
 
 
 def _record(prompt: GreedyPrompt) -> PromptRecord:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gemma_neuron.artifacts import digest_json
-from gemma_neuron.chat import FAMILIES, ChatAssets, ChatTemplate
+from gemma_neuron.chat import FAMILIES, ChatAssets, ChatTemplate, control_text
 from gemma_neuron.errors import TemplateError, UsageError
 from gemma_neuron.validation.questions import Question, QuestionSet, spread
 
@@ -25,6 +25,7 @@ SHORT_TEXTS = 4
 LONG_TOKENS = 96
 QUESTIONS = 40
 SANITY_TOKENS = 300
+LEAST_SANITY = 8
 LEAST_LONG = 560
 """The long text passes position 513, where a public port went wrong (position 512 on)."""
 SEED = 20260901
@@ -152,6 +153,12 @@ def choose_prompts(talk: Conversation, questions: QuestionSet, reach: Reach) -> 
     """The prompts for one port. What exceeds its context is left out."""
     prompts = question_prompts(talk, questions, reach)
     sanity = talk.assets.completion_ids(questions.sanity.strip())
+    if len(sanity) < LEAST_SANITY:
+        raise UsageError(
+            f"The sanity text of {questions.origin} has {len(sanity)} tokens; shuffling it shows something from "
+            f"{LEAST_SANITY} on.",
+            "Give it a paragraph of plain prose.",
+        )
     sanity = sanity[: min(SANITY_TOKENS, reach.max_context)]
     long = TeacherText(name=LONG, ids=_long_ids(talk.assets, questions, reach.long_length))
     half = max(2, min(len(sanity) // 2, reach.max_context - LONG_TOKENS))
@@ -170,6 +177,14 @@ def question_prompts(
 ) -> tuple[GreedyPrompt, ...]:
     """One prompt per question of the scope, those the template refuses or the context lacks left out."""
     prompts = []
+    for name, question in questions.for_scope(talk.scope):
+        spelled = control_text([*question.turns], talk.assets)
+        if spelled is not None:
+            raise UsageError(
+                f"Question {name} of {questions.origin} spells the control token {spelled!r}: encoding would turn its "
+                "text into turns of the conversation.",
+                "Write its turns as `messages`; the chat template puts the markers.",
+            )
     for name, question in spread(questions.for_scope(talk.scope), QUESTIONS):
         try:
             prompt = talk.prompt(name, question)

@@ -9,9 +9,16 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from gemma_neuron.artifacts import digest_bytes
 from gemma_neuron.errors import UsageError
@@ -22,6 +29,27 @@ Kind = Literal["fact", "multi-turn", "system", "thinking", "tool", "json", "comp
 LIMIT = 48
 """New tokens a question may take unless it names its own limit."""
 LEAST_OF_KIND = 2
+MOST_BYTES = 4 * 1024 * 1024
+"""Of a file: one comes with every checkpoint, and a TOML reader takes its time over a hostile one."""
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("is blank")
+    return text
+
+
+Words = Annotated[str, AfterValidator(_not_blank)]
+"""Text that says something: an empty answer is contained in whatever a model says."""
+
+
+class Turn(BaseModel):
+    """One message of a conversation, in OpenAI's form. Further keys (`tool_calls`, `name`) are the template's."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    role: Words
+    content: str = ""
 
 
 class Question(BaseModel):
@@ -36,7 +64,7 @@ class Question(BaseModel):
 
     prompt: str = ""
     messages: tuple[dict[str, Any], ...] = ()
-    answers: tuple[str, ...] = Field(min_length=1)
+    answers: tuple[Words, ...] = Field(min_length=1)
     kind: Kind = "fact"
     thinking: bool = False
     tools: str = ""
@@ -52,8 +80,17 @@ class Question(BaseModel):
             raise ValueError("kind completion needs `prompt`")
         if self.kind == "tool" and not (self.tools and self.tool_call and self.tool_result):
             raise ValueError("kind tool needs `tools`, `tool_call` and `tool_result`")
-        if self.tools and not isinstance(json.loads(self.tools), list):
-            raise ValueError("`tools` must be a JSON list")
+        if self.tools and not _list_of_objects(self.tools):
+            raise ValueError("`tools` must be a JSON list of objects")
+        if self.prompt and not self.prompt.strip():
+            raise ValueError("`prompt` is blank")
+        for message in self.messages:
+            turn = Turn.model_validate(message)
+            if not turn.content.strip() and not message.get("tool_calls"):
+                raise ValueError(f"a message of {turn.role} has no content")
+            json.dumps(message, allow_nan=False)  # dates and NaN, which TOML has, are no text
+        if self.messages and self.messages[-1]["role"] == "assistant":
+            raise ValueError("`messages` must end with what the model is to answer")
         return self
 
     @property
@@ -64,6 +101,11 @@ class Question(BaseModel):
     @property
     def tool_list(self) -> list[dict[str, Any]] | None:
         return cast("list[dict[str, Any]]", json.loads(self.tools)) if self.tools else None
+
+
+def _list_of_objects(text: str) -> bool:
+    found = json.loads(text)
+    return isinstance(found, list) and all(isinstance(item, dict) for item in found)
 
 
 def spread(
@@ -93,7 +135,7 @@ class Sanity(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    text: str = Field(min_length=1)
+    text: Words
 
 
 class _File(BaseModel):
@@ -128,8 +170,8 @@ class QuestionSet(BaseModel):
 def read_questions(path: Path, origin: str = "") -> QuestionSet:
     """Read one question file. Raises UsageError naming the file and the first problem."""
     try:
-        data = path.read_bytes()
-        content = tomllib.loads(data.decode())
+        data = _bytes(path)
+        content = tomllib.loads(data.decode("utf-8-sig"))  # editors on Windows put a mark in front
         content["schema_version"] = content.pop("schema", None)
         file = _File.model_validate(content)
     except ValidationError as error:
@@ -139,7 +181,12 @@ def read_questions(path: Path, origin: str = "") -> QuestionSet:
             f"{path} is no question set: {where}: {first['msg']}.",
             'It needs schema = 1, [sanity] text = "…" and [[questions]] with prompt and answers.',
         ) from error
-    except (OSError, ValueError) as error:
+    except RecursionError as error:
+        raise UsageError(
+            f"{path} cannot be read as a question set: it is nested too deeply.",
+            "It must be UTF-8 TOML.",
+        ) from error
+    except (OSError, TypeError, ValueError) as error:
         raise UsageError(
             f"{path} cannot be read as a question set: {error}.", "It must be UTF-8 TOML."
         ) from error
@@ -149,6 +196,15 @@ def read_questions(path: Path, origin: str = "") -> QuestionSet:
         sanity=file.sanity.text,
         questions=file.questions,
     )
+
+
+def _bytes(path: Path) -> bytes:
+    """The file's bytes. Raises OSError, ValueError when there are too many."""
+    with path.open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"more than {MOST_BYTES:,} bytes")
+    return data
 
 
 def find_questions(chosen: Path | None, folders: tuple[Path, ...]) -> QuestionSet:

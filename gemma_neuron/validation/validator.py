@@ -20,7 +20,13 @@ from gemma_neuron.reports import LevelResult, ValidationReport
 from gemma_neuron.validation.bars import read_bars
 from gemma_neuron.validation.context import LevelContext, follow_up, result
 from gemma_neuron.validation.drift import measure_drift
-from gemma_neuron.validation.find import find_golden, port_identity
+from gemma_neuron.validation.find import (
+    find_golden,
+    port_identity,
+    refuse_other_weights,
+    source_files,
+)
+from gemma_neuron.validation.golden import Golden
 from gemma_neuron.validation.levels import chat as level_chat
 from gemma_neuron.validation.levels import generation, logits, position, prompt, reference, weights
 from gemma_neuron.validation.prompts import (
@@ -95,6 +101,9 @@ def validate(
         if level in NEED_GOLDEN and context.golden is None:
             context.golden = _golden(context, options, progress)
         found = run(context)
+        if level == weights.LEVEL and found.status == "fail" and options.checkpoint is not None:
+            # another checkpoint is no fault of the port, whether or not a golden is at hand
+            refuse_other_weights(options.checkpoint, source_files(port))
         done.append(replace(found, seconds=round(time.monotonic() - begun, 3)))
     drift = None
     if options.drift and hidden is not None and options.checkpoint is not None:
@@ -145,7 +154,7 @@ def prepare(port: Port, runner: Runner, options: Options) -> LevelContext:
     )
 
 
-def _golden(context: LevelContext, options: Options, progress: Callable[[str], None]) -> Any:
+def _golden(context: LevelContext, options: Options, progress: Callable[[str], None]) -> Golden:
     template = context.talk.template
     identity = port_identity(
         context.port, context.prompts.digest, template.sha256 if template is not None else ""
@@ -164,6 +173,7 @@ def _golden(context: LevelContext, options: Options, progress: Callable[[str], N
             f"{context.port.path} holds no golden for these prompts, and the checkpoint is not at hand.",
             "Give --checkpoint SOURCE, or --golden FILE made by `gemma-neuron golden`.",
         )
+    found.require_vocabulary(context.runner.vocab)
     return found
 
 

@@ -18,7 +18,8 @@ from gemma_neuron.chat import load_chat_assets
 from gemma_neuron.checkpoint.source import prompt_digest
 from gemma_neuron.port import Port
 from gemma_neuron.reports import ValidationReport
-from gemma_neuron.validation.golden import GoldenGreedy, load_golden
+from gemma_neuron.validation.golden import load_golden
+from gemma_neuron.validation.golden_tensors import GoldenGreedy
 from gemma_neuron.validation.validator import Options, validate
 from scripts.mutants.base import Fault
 from tests.eager import EagerRunner

@@ -13,7 +13,7 @@ from gemma_neuron.backends.decode import Asked, greedy, greedy_together
 from gemma_neuron.chat import Tokenizer
 from gemma_neuron.reports import LevelResult
 from gemma_neuron.validation.bars import read_bars
-from gemma_neuron.validation.golden import GoldenGreedy
+from gemma_neuron.validation.golden_tensors import GoldenGreedy
 from gemma_neuron.validation.levels import generation
 from tests.tiny import write_tiny_gemma4
 from tests.validation.stock_runner import StockRunner

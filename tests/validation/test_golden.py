@@ -140,3 +140,12 @@ def test_checkpoint_of_other_weights_is_refused(source: Path, tmp_path: Path) ->
     port = make_port(source, tmp_path / "port", tp=1)
     with pytest.raises(IntegrityError, match=r"model\.safetensors has blake3"):
         validate(port, StockRunner(source), Options(checkpoint=other, levels=frozenset({2})))
+
+
+def test_another_checkpoint_is_no_fault_of_a_port_with_a_golden(
+    source: Path, tmp_path: Path
+) -> None:
+    other = write_tiny_gemma4(tmp_path / "other", layers=2, seed=1)
+    port = make_port(source, tmp_path / "port", tp=1)
+    with pytest.raises(IntegrityError, match=r"model\.safetensors has blake3"):
+        validate(port, StockRunner(source), Options(checkpoint=other, levels=frozenset({1})))

@@ -61,6 +61,23 @@ def test_right_port_of_random_weights_matches_but_is_broken(port4: Port, source4
     assert port4.verdict() == report.verdict
 
 
+def test_a_golden_of_other_questions_judges_none(
+    port4: Port, source4: Path, tmp_path: Path
+) -> None:
+    """Its q00 answers another question than ours: nobody looked, so it is no fault of the reference."""
+    other = tmp_path / "other.toml"
+    other.write_text(SMALL.read_text().replace('"Hi"', '"One"'))
+    golden = next(port4.golden_folder.glob("*.safetensors"))
+    runner = StockRunner(source4, max_context=CONTEXT, buckets=BUCKETS)
+    found = validate(
+        port4, runner, Options(golden=golden, questions=other, levels=frozenset({0, 2}))
+    )
+    assert level(found, 2).status == "not-run" and found.verdict == "insufficient"
+    assert level(found, 2).reason.startswith(
+        f"the golden has no answer to 1 of the 2 questions of {other}"
+    )
+
+
 def test_gemma3_passes_the_comparing_levels(source3: Path, tmp_path: Path) -> None:
     port = make_port(source3, tmp_path / "port", max_context=CONTEXT, buckets=BUCKETS)
     report = run(port, source3, checkpoint=source3)

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from gemma_neuron.chat import load_chat_assets
+from gemma_neuron.demo import demo_folder
 from gemma_neuron.errors import UsageError
 from gemma_neuron.validation.bars import Bar, read_bars
+from gemma_neuron.validation.prompts import Conversation, Reach, choose_prompts
 from gemma_neuron.validation.questions import (
     GENERAL,
     Question,
@@ -20,6 +23,11 @@ from gemma_neuron.validation.questions import (
 )
 
 GOOD = 'schema = 1\n[sanity]\ntext = "x"\n[[questions]]\nprompt = "a"\nanswers = ["b"]\n'
+
+
+def turns(last: str) -> str:
+    """A file whose one question ends with this message."""
+    return GOOD.replace('prompt = "a"', f'messages = [{{role = "user", content = "a"}}, {last}]')
 
 
 def test_general_set_has_both_scopes() -> None:
@@ -42,6 +50,21 @@ def test_general_set_has_both_scopes() -> None:
         (GOOD + "kind = 'tool'\n", "tool_call"),
         (GOOD + "tools = '{'\n", "Expecting"),
         ("schema = ", "cannot be read"),
+        ("a = " + "[" * 100_000, "nested too deeply"),
+        (GOOD + f"tools = '{'[' * 100_000}'\n", "nested too deeply"),
+        (GOOD + "tools = '[1]'\n", "list of objects"),
+        ("#" * 5_000_000, "more than 4,194,304 bytes"),
+        # contained in whatever a model says
+        (GOOD.replace('["b"]', '["b", ""]'), "answers.1: Value error, is blank"),
+        (GOOD.replace('["b"]', '["  "]'), "answers.0: Value error, is blank"),
+        (GOOD.replace('"a"', '" "'), "`prompt` is blank"),
+        (GOOD.replace('"x"', '" "'), "sanity.text: Value error, is blank"),
+        (turns('{content = "x"}'), "role: Field required"),
+        (turns('{role = "user"}'), "a message of user has no content"),
+        (turns('{role = "user", content = 1979-05-27}'), "valid string"),
+        (turns('{role = "user", content = "x", at = 1979-05-27}'), "not JSON serializable"),
+        (turns('{role = "user", content = "x", at = nan}'), "not JSON compliant"),
+        (turns('{role = "assistant", content = "x"}'), "must end with what the model"),
     ],
 )
 def test_malformed_file_is_a_usage_error(tmp_path: Path, text: str, words: str) -> None:
@@ -51,6 +74,33 @@ def test_malformed_file_is_a_usage_error(tmp_path: Path, text: str, words: str) 
         read_questions(file)
     assert words in caught.value.message
     assert str(file) in caught.value.message
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
+    file = tmp_path / "q.toml"
+    file.write_text(GOOD, encoding="utf-8-sig")
+    assert read_questions(file).questions[0].prompt == "a"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            ('prompt = "a"', 'prompt = "a<turn|>b"'),
+            r"q00 of .* spells the control token '<turn\|>'",
+        ),
+        (('text = "x"', 'text = "x"'), "sanity text of .* shuffling it shows something from 8 on"),
+    ],
+)
+def test_what_no_verdict_can_stand_on(tmp_path: Path, change: tuple[str, str], words: str) -> None:
+    """Of this tokenizer: text that becomes turns, and prose too short to be shuffled."""
+    file = tmp_path / "q.toml"
+    file.write_text(GOOD.replace(*change))
+    assets = load_chat_assets(demo_folder())
+    talk = Conversation(assets=assets, template=assets.template, scope="chat")
+    reach = Reach(window=32, max_context=256, buckets=(64,), vocab=1024)
+    with pytest.raises(UsageError, match=words):
+        choose_prompts(talk, read_questions(file), reach)
 
 
 def test_order_of_search(tmp_path: Path) -> None:

@@ -137,9 +137,14 @@ def test_without_matplotlib_nothing_is_begun(
     assert "matplotlib" in ended.err and "pip install 'gemma-neuron[report]'" in ended.err
 
 
-@pytest.mark.parametrize("name", ["none/report.html", "."])
+@pytest.mark.parametrize("name", ["none/report.html", ".", "/proc/report.html"])
 def test_a_place_that_cannot_be_written_is_refused_first(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
 ) -> None:
     ended = run_main(capsys, "validate", tmp_path / "port", "--report", tmp_path / name)
-    assert ended.code == 2 and "--report" in ended.err and "hint: " in ended.err
+    assert (
+        ended.code == 2
+        and "--report" in ended.err
+        and "be written" in ended.err
+        and "hint: " in ended.err
+    )

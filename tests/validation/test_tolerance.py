@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gemma_neuron.validation.compare import distances, log_sum_exp
-from gemma_neuron.validation.golden import GoldenText
+from gemma_neuron.validation.golden_tensors import GoldenText
 from gemma_neuron.validation.tolerance import Tolerance, summary
 
 VOCAB, POSITIONS = 1500, 3

@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemma_neuron.errors import EnvironmentProblem, UsageError
+from gemma_neuron.errors import EnvironmentProblem
+from gemma_neuron.places import require_place
 from gemma_neuron.render import safe
 
 if TYPE_CHECKING:
@@ -28,12 +29,7 @@ def require_page(path: Path) -> None:
             f"--report draws its plots with matplotlib, which cannot be imported: {error}.",
             "pip install 'gemma-neuron[report]'",
         ) from error
-    if not path.parent.is_dir():
-        raise UsageError(
-            f"--report {path}: there is no folder {path.parent}.", "Make it, or name another file."
-        )
-    if path.is_dir():
-        raise UsageError(f"--report {path} is a folder.", "Name a file, such as report.html.")
+    require_place(path, "--report")
 
 
 def write_page(report: ValidationReport, path: Path) -> None:

@@ -15,7 +15,7 @@ from gemma_neuron.backends.decode import Asked, greedy_together
 from gemma_neuron.reports import Figure, LevelResult
 from gemma_neuron.validation.context import LevelContext, from_problems, judge_all, result
 from gemma_neuron.validation.degenerate import degenerate
-from gemma_neuron.validation.golden import GoldenGreedy
+from gemma_neuron.validation.golden_tensors import GoldenGreedy
 from gemma_neuron.validation.levels.reference import share
 
 LEVEL = 5

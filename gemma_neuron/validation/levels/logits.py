@@ -6,7 +6,7 @@ the largest logit, KL, Pearson, and flips of the likeliest token that noise does
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,8 +14,11 @@ from gemma_neuron.backends.decode import score_text
 from gemma_neuron.reports import LevelResult
 from gemma_neuron.validation.compare import Distances, distances
 from gemma_neuron.validation.context import LevelContext, from_problems, result
-from gemma_neuron.validation.golden import GoldenText
+from gemma_neuron.validation.golden_tensors import GoldenText
 from gemma_neuron.validation.tolerance import by_position, summary
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 LEVEL = 3
 
@@ -60,18 +63,23 @@ def _compare(context: LevelContext, text: GoldenText) -> tuple[Distances, str | 
     for start, scores in score_text(context.runner, ids):
         parts.append(distances(text, start, scores.logits))
         rows = slice(start, start + len(scores.logsumexp))
-        off = max(off, float(np.abs(scores.logsumexp - text.logsumexp[rows]).max()))
+        off = max(off, _largest(scores.logsumexp - text.logsumexp[rows]))
         last = rows.stop == len(ids)  # the last token has no target
         theirs = scores.target_logprob[: -1 if last else None]
         ours = text.target_logprob[rows][: -1 if last else None]
         if len(ours):
-            off = max(off, float(np.abs(theirs - ours).max()))
+            off = max(off, _largest(theirs - ours))
     allowed = 2 * context.tolerance.relative * text.largest
     if off > allowed:
         return Distances.join(parts), (
             f"log-sum-exp or target log-probability is {off:.3g} off (bar {allowed:.3g})"
         )
     return Distances.join(parts), None
+
+
+def _largest(difference: NDArray[np.float32]) -> float:
+    """By magnitude; what is no number is larger than any."""
+    return float(np.nan_to_num(np.abs(difference), nan=1e30, posinf=1e30).max())
 
 
 def _recorded(text: GoldenText) -> str:

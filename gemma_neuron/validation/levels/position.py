@@ -17,7 +17,7 @@ from gemma_neuron.backends.decode import prefill_prompt
 from gemma_neuron.reports import Figure, LevelResult
 from gemma_neuron.validation.compare import distances
 from gemma_neuron.validation.context import LevelContext, from_problems, result
-from gemma_neuron.validation.golden import GoldenText
+from gemma_neuron.validation.golden_tensors import GoldenText
 from gemma_neuron.validation.prompts import LONG
 
 if TYPE_CHECKING:
@@ -85,6 +85,12 @@ def not_covered(context: LevelContext, reach: int) -> str | None:
         return f"{reach} positions do not reach past the window of {window}: compile with more --max-context"
     if longest < window:
         return f"the longest prefill bucket ({longest}) is shorter than the window ({window})"
+    edge = longest + 1 + STEPS
+    if reach < edge <= context.runner.max_context:
+        return (
+            f"the golden's long text ({reach} tokens) ends before the edge of the longest bucket ({longest}): leave "
+            "--golden out, and one that reaches it is made from the checkpoint"
+        )
     return None
 
 

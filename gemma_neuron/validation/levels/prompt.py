@@ -11,7 +11,7 @@ from typing import Any
 from gemma_neuron.chat import lint_prompt
 from gemma_neuron.reports import LevelResult
 from gemma_neuron.validation.context import LevelContext, from_problems
-from gemma_neuron.validation.prompts import GreedyPrompt
+from gemma_neuron.validation.prompts import QUESTIONS, GreedyPrompt
 
 LEVEL = 0
 
@@ -44,7 +44,17 @@ def run(context: LevelContext) -> LevelResult:
         "stop_token_ids": sorted(assets.stop_ids),
         "example": asked[0].text[-200:] if asked else "",
     }
-    return from_problems(LEVEL, problems, f"{len(asked)} prompts lint clean", detail)
+    return from_problems(LEVEL, problems, _passed(context, len(asked)), detail)
+
+
+def _passed(context: LevelContext, asked: int) -> str:
+    """What was linted, and how many questions nobody will ask."""
+    due = min(QUESTIONS, len(context.by_name))
+    gone = due - sum(prompt.name in context.by_name for prompt in context.prompts.greedy)
+    note = (
+        f"; {gone} of {due} questions left out: refused by the template or too long for the context"
+    )
+    return f"{asked} prompts lint clean{note if gone else ''}"
 
 
 def _template_problems(context: LevelContext, lines: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from gemma_neuron.reports import Figure, LevelResult
 from gemma_neuron.validation.answers import Judgement
-from gemma_neuron.validation.context import LevelContext, from_problems, judge_all
+from gemma_neuron.validation.context import LevelContext, from_problems, judge_all, result
 from gemma_neuron.validation.degenerate import degenerate
 
 LEVEL = 2
@@ -20,12 +20,20 @@ LEVEL = 2
 def run(context: LevelContext) -> LevelResult:
     """Judge the golden's own answers and losses."""
     golden = context.reference
+    asked = [name for name in context.by_name if context.prompt(name) is not None]
+    other = [name for name in asked if not context.in_golden(name)]
     judged = judge_all(
         context,
-        lambda name: golden.greedy[name].tokens.tolist() if name in golden.greedy else None,
+        lambda name: (
+            golden.greedy[name].tokens.tolist()
+            if name in golden.greedy and name.split("/", maxsplit=1)[0] not in other
+            else None
+        ),
     )
+    if other:
+        return result(LEVEL, "not-run", _other_words(context, len(other), len(asked)))
     loss, shuffled = golden.provenance.sanity_loss, golden.provenance.shuffled_loss
-    ratio = loss / shuffled if shuffled > 0 else float("inf")
+    ratio = loss / max(shuffled, 1e-9)
     problems = [*behaviour_problems(context, judged), *_loss_problems(context, ratio)]
     tokenizer = context.assets.tokenizer
     loops = sum(1 for item in judged if degenerate(_body(context, item.name), tokenizer))
@@ -46,6 +54,13 @@ def run(context: LevelContext) -> LevelResult:
     )
     figures = _figures(context, detail)
     return from_problems(LEVEL, ["the reference " + p for p in problems], passed, detail, figures)
+
+
+def _other_words(context: LevelContext, other: int, asked: int) -> str:
+    return (
+        f"the golden has no answer to {other} of the {asked} questions of {context.questions.origin}: make it with "
+        "the same ones (golden --prompts FILE), or leave --golden out where the checkpoint is at hand"
+    )
 
 
 def behaviour_problems(context: LevelContext, judged: list[Judgement]) -> list[str]:
