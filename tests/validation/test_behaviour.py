@@ -70,7 +70,7 @@ def context(
     file = SMALL
     if questions:
         file = tmp_path / "q.toml"
-        file.write_text('schema = 1\n[sanity]\ntext = "a b"\n' + questions)
+        file.write_text('schema = 1\n[sanity]\ntext = "a b c d e f g h i j"\n' + questions)
     return prepare(port, runner, Options(questions=file, **options))
 
 
