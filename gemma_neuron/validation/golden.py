@@ -10,13 +10,21 @@ The tensors are `golden_tensors`' matter.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gemma_neuron.artifacts import CommittedSet, digest_file, digest_json, write_json_atomic
+from gemma_neuron.artifacts import (
+    PARTIAL_SUFFIX,
+    CommittedSet,
+    digest_file,
+    digest_json,
+    write_json_atomic,
+    writing_failed,
+)
 from gemma_neuron.errors import IntegrityError, ReferenceUnavailableError
 from gemma_neuron.validation.golden_tensors import (
     GoldenGreedy,
@@ -145,22 +153,39 @@ class GoldenIdentity:
 def save_golden(
     folder: Path, provenance: Provenance, tensors: dict[str, NDArray[Any]], stem: str | None = None
 ) -> Path:
-    """Write and commit `<stem>.safetensors` + `.json`; the safetensors path."""
-    from safetensors.numpy import save_file
-
+    """Write and commit `<stem>.safetensors` + `.json`; the safetensors path. Raises EnvironmentProblem (disk)."""
     stem = stem or provenance.key
-    folder.mkdir(parents=True, exist_ok=True)
-    committed = CommittedSet(folder, stem)
-    committed.withdraw()
     file = folder / f"{stem}.safetensors"
-    partial = file.with_name(file.name + ".partial")
-    save_file(tensors, partial)
-    with partial.open("rb") as handle:
-        os.fsync(handle.fileno())
-    partial.replace(file)
+    partial = file.with_name(file.name + PARTIAL_SUFFIX)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        committed = CommittedSet(folder, stem)
+        committed.withdraw()
+        _save(tensors, partial)
+        partial.replace(file)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise writing_failed(file, error) from error
     write_json_atomic(folder / f"{stem}.json", provenance.model_dump(mode="json"))
     committed.commit([file.name, f"{stem}.json"], {"key": provenance.key})
     return file
+
+
+def _save(tensors: dict[str, NDArray[Any]], path: Path) -> None:
+    """A safetensors file, on the disk. Raises OSError: safetensors says the system's error in words alone."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        code = int(number[1])
+        raise OSError(code, os.strerror(code)) from error
+    with path.open("rb") as handle:
+        os.fsync(handle.fileno())
 
 
 def load_golden(path: Path, identity: GoldenIdentity | None = None) -> Golden:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +151,25 @@ def test_another_checkpoint_is_no_fault_of_a_port_with_a_golden(
     port = make_port(source, tmp_path / "port", tp=1)
     with pytest.raises(IntegrityError, match=r"model\.safetensors has blake3"):
         validate(port, StockRunner(source), Options(checkpoint=other, levels=frozenset({1})))
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(made: Path, tmp_path: Path) -> None:
+    """As a limit on the size of files: safetensors tells the system's error in words only."""
+    program = f"""
+import resource, sys
+from pathlib import Path
+import numpy as np
+from gemma_neuron.errors import EnvironmentProblem
+from gemma_neuron.validation.golden import Provenance, save_golden
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+about = Provenance.model_validate_json(Path({str(made.with_suffix(".json"))!r}).read_text())
+try:
+    save_golden(Path({str(tmp_path / "goldens")!r}), about, {{"a": np.zeros(100_000, np.float32)}})
+except EnvironmentProblem as error:
+    print(error.exit_code, error.message)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("8 Writing ") and "File too large" in done.stdout
+    assert not list((tmp_path / "goldens").iterdir())
