@@ -29,8 +29,8 @@ from gemma_neuron.commands.options import (
     Tp,
     mirror_options,
 )
-from gemma_neuron.errors import UsageError
-from gemma_neuron.render import emit_json, emit_lines, notice
+from gemma_neuron.errors import GemmaNeuronError, UsageError
+from gemma_neuron.render import emit_json, emit_lines, notice, show_error
 
 if TYPE_CHECKING:
     from gemma_neuron.pipeline import CompileRequest
@@ -210,13 +210,20 @@ def validate(
     with_them = partial(with_tasks, base=base, progress=ticker)
     found = judge() if asked is None else with_them(judge, port, asked)
     ticker.close()
+    unwritten: GemmaNeuronError | None = None
     if report is not None:
-        write_page(found, report)
-        notice(f"report: {report}")
+        try:
+            write_page(found, report)
+            notice(f"report: {report}")
+        except GemmaNeuronError as error:  # minutes of work are no less worth for it
+            unwritten = error
     if as_json:
         emit_json(found.to_json())
     else:
         emit_lines(lines(found))
+    if unwritten is not None:
+        show_error(unwritten, as_json=False)
+        return unwritten.exit_code
     return 0 if found.verdict == "works" else 7
 
 

@@ -1,7 +1,7 @@
 """Which golden a validation uses: the one named, the one the port has, or a new one from the checkpoint.
 
 In: the port's identity. Out: Golden, or None when there is neither golden nor checkpoint. Refused: a
-checkpoint whose weight files are not those the port was made from (IntegrityError).
+checkpoint whose config or weight files are not those the port was made from (IntegrityError).
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gemma_neuron.artifacts import CommittedSet
+from gemma_neuron.checkpoint.reading import BadJsonError, parse_json
 from gemma_neuron.errors import GemmaNeuronError, IntegrityError
 from gemma_neuron.source_entries import source_entries
 from gemma_neuron.validation.golden import Golden, GoldenIdentity, load_golden, weight_digests
@@ -21,6 +22,9 @@ from gemma_neuron.validation.prompts import GoldenPrompts
 if TYPE_CHECKING:
     from gemma_neuron.port import Port
 
+OTHER_CHECKPOINT_HINT = (
+    "Give the checkpoint this port was compiled from, or compile this one into a new port."
+)
 REFERENCE_DTYPE = "float32"
 """A bfloat16 port is held against float32 too, with the noise of stock bfloat16 measured beside it."""
 
@@ -49,11 +53,12 @@ def find_golden(
     *,
     given: Path | None,
     checkpoint: Path | None,
+    config: Path,
     prompts: GoldenPrompts,
     follow_up: FollowUp | None,
     progress: Callable[[str], None],
 ) -> Golden | None:
-    """The golden to compare with; a new one is committed in `folder` under its key."""
+    """The golden to compare with; a new one is committed in `folder` under its key. `config`: the port's own."""
     if given is not None:
         return _import(given, folder, identity)
     out = folder / f"{identity.key}.safetensors"
@@ -61,6 +66,7 @@ def find_golden(
         return load_golden(out, identity)
     if checkpoint is None:
         return _any_golden(folder, identity)
+    _refuse_other_config(checkpoint, config)
     refuse_other_weights(checkpoint, identity.files)
     return make_golden(checkpoint, prompts, identity, out, follow_up=follow_up, progress=progress)
 
@@ -92,6 +98,23 @@ def _any_golden(folder: Path, identity: GoldenIdentity) -> Golden | None:
     return None
 
 
+def _refuse_other_config(checkpoint: Path, config: Path) -> None:
+    """The same weights under another config are another model: its reference would tell against a sound port."""
+    if _json(checkpoint / config.name) != _json(config):
+        raise IntegrityError(
+            f"--checkpoint {checkpoint}: its config.json is not the one the port was made from.",
+            OTHER_CHECKPOINT_HINT,
+        )
+
+
+def _json(path: Path) -> Any:
+    """None where it cannot be read."""
+    try:
+        return parse_json(path.read_bytes())
+    except (OSError, BadJsonError):
+        return None
+
+
 def refuse_other_weights(checkpoint: Path, files: dict[str, str]) -> None:
     """Raise IntegrityError unless the folder's weight files are `files`, name → blake3; none says nothing."""
     found = weight_digests(checkpoint) if files else {}
@@ -100,5 +123,5 @@ def refuse_other_weights(checkpoint: Path, files: dict[str, str]) -> None:
             raise IntegrityError(
                 f"--checkpoint {checkpoint}: {name} has blake3 {found.get(name, 'none')[:16]}, the "
                 f"port was made from {needed[:16]}.",
-                "Give the checkpoint this port was compiled from, or compile this one into a new port.",
+                OTHER_CHECKPOINT_HINT,
             )

@@ -164,6 +164,7 @@ def _golden(context: LevelContext, options: Options, progress: Callable[[str], N
         identity,
         given=options.golden,
         checkpoint=options.checkpoint,
+        config=context.port.source_folder / "config.json",
         prompts=context.prompts,
         follow_up=lambda asked, ids: follow_up(context.talk, context.by_name, asked, ids),
         progress=progress,

@@ -144,6 +144,21 @@ def test_checkpoint_of_other_weights_is_refused(source: Path, tmp_path: Path) ->
         validate(port, StockRunner(source), Options(checkpoint=other, levels=frozenset({2})))
 
 
+def test_the_same_weights_under_another_config_are_another_model(
+    source: Path, tmp_path: Path
+) -> None:
+    """Its reference would tell against a sound port, and stay in the port as its golden."""
+    port = make_port(source, tmp_path / "port", tp=1)
+    other = tmp_path / "other"
+    shutil.copytree(source, other)
+    config = json.loads((other / "config.json").read_text())
+    (config.get("text_config") or config)["rms_norm_eps"] = 1e-3
+    (other / "config.json").write_text(json.dumps(config))
+    with pytest.raises(IntegrityError, match=r"its config\.json is not the one"):
+        validate(port, StockRunner(source), Options(checkpoint=other, levels=frozenset({2})))
+    assert not port.golden_folder.exists() or not list(port.golden_folder.iterdir())
+
+
 def test_another_checkpoint_is_no_fault_of_a_port_with_a_golden(
     source: Path, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gemma_neuron.errors import DiskFullError
 from gemma_neuron.render.page import page, write_page
 from gemma_neuron.reports import Figure, LevelResult, ValidationReport
 from tests.browser import browser, missing
@@ -148,3 +150,18 @@ def test_a_place_that_cannot_be_written_is_refused_first(
         and "be written" in ended.err
         and "hint: " in ended.err
     )
+
+
+def test_a_page_that_cannot_be_written_does_not_lose_the_verdict(
+    report: ValidationReport, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fills while the port is judged: minutes of work are shown all the same."""
+    monkeypatch.setattr("gemma_neuron.pipeline.validate_port", lambda *_, **__: report)
+
+    def full(path: Path, data: bytes) -> None:
+        raise DiskFullError(f"Writing {path} failed", "Free some room.")
+
+    monkeypatch.setattr("gemma_neuron.artifacts.write_atomic", full)
+    ended = run_main(capsys, "validate", tmp_path, "--report", tmp_path / "page.html", "--json")
+    assert ended.code == 8 and "page.html failed" in ended.err
+    assert json.loads(ended.out)["verdict"] == "differs"
