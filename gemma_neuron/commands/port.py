@@ -196,7 +196,7 @@ def validate(
     ticker = Ticker()
     options = Options(
         golden=golden,
-        levels=settings.level_range(levels),
+        levels=_levels(levels, tasks is not None),
         questions=questions,
         base=base,
         force_template=chat_template,
@@ -225,6 +225,16 @@ def validate(
         show_error(unwritten, as_json=False)
         return unwritten.exit_code
     return 0 if found.verdict == "works" else 7
+
+
+def _levels(text: str | None, with_tasks: bool) -> frozenset[int] | None:
+    chosen = settings.level_range(text)
+    if chosen is not None and 7 in chosen and not with_tasks:
+        raise UsageError(
+            f"--levels {text!r}: level 7 runs tasks of lm-eval, and none are named.",
+            "Name them with --tasks NAME,NAME, or ask for levels 0 to 6.",
+        )
+    return chosen
 
 
 def asked_tasks(names: str | None, limit: int | None) -> TaskOptions | None:

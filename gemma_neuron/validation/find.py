@@ -51,7 +51,6 @@ def find_golden(
     folder: Path,
     identity: GoldenIdentity,
     *,
-    given: Path | None,
     checkpoint: Path | None,
     config: Path,
     prompts: GoldenPrompts,
@@ -59,8 +58,6 @@ def find_golden(
     progress: Callable[[str], None],
 ) -> Golden | None:
     """The golden to compare with; a new one is committed in `folder` under its key. `config`: the port's own."""
-    if given is not None:
-        return _import(given, folder, identity)
     out = folder / f"{identity.key}.safetensors"
     if CommittedSet(folder, identity.key).manifest() is not None:
         return load_golden(out, identity)
@@ -71,9 +68,10 @@ def find_golden(
     return make_golden(checkpoint, prompts, identity, out, follow_up=follow_up, progress=progress)
 
 
-def _import(given: Path, folder: Path, identity: GoldenIdentity) -> Golden:
-    """Check a golden, then keep it in the port."""
+def import_golden(given: Path, folder: Path, identity: GoldenIdentity, vocab: int) -> Golden:
+    """Check the golden a user names, then keep it in the port."""
     found = load_golden(given, identity)
+    found.require_vocabulary(vocab)
     if found.path.parent.resolve() == folder.resolve():
         return found
     folder.mkdir(parents=True, exist_ok=True)

@@ -28,6 +28,7 @@ GENERAL = Path(__file__).parent.parent / "data" / "validation" / "general.toml"
 Kind = Literal["fact", "multi-turn", "system", "thinking", "tool", "json", "completion"]
 LIMIT = 48
 """New tokens a question may take unless it names its own limit."""
+MOST_KEY_PARTS = 100
 LEAST_OF_KIND = 2
 MOST_BYTES = 4 * 1024 * 1024
 """Of a file: one comes with every checkpoint, and a TOML reader takes its time over a hostile one."""
@@ -171,7 +172,9 @@ def read_questions(path: Path, origin: str = "") -> QuestionSet:
     """Read one question file. Raises UsageError naming the file and the first problem."""
     try:
         data = _bytes(path)
-        content = tomllib.loads(data.decode("utf-8-sig"))  # editors on Windows put a mark in front
+        text = data.decode("utf-8-sig")  # editors on Windows put a mark in front
+        _require_short_keys(text)
+        content = tomllib.loads(text)
         content["schema_version"] = content.pop("schema", None)
         file = _File.model_validate(content)
     except ValidationError as error:
@@ -196,6 +199,14 @@ def read_questions(path: Path, origin: str = "") -> QuestionSet:
         sanity=file.sanity.text,
         questions=file.questions,
     )
+
+
+def _require_short_keys(text: str) -> None:
+    """tomllib's time grows with the square of a dotted key's parts: minutes for a file of a few dozen kilobytes."""
+    for number, line in enumerate(text.splitlines(), 1):
+        header, key = line.lstrip().startswith("["), line.partition("=")
+        if (header or key[1]) and key[0].count(".") > MOST_KEY_PARTS:
+            raise ValueError(f"line {number}: a key of more than {MOST_KEY_PARTS} parts")
 
 
 def _bytes(path: Path) -> bytes:

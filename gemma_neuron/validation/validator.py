@@ -22,6 +22,7 @@ from gemma_neuron.validation.context import LevelContext, follow_up, result
 from gemma_neuron.validation.drift import measure_drift
 from gemma_neuron.validation.find import (
     find_golden,
+    import_golden,
     port_identity,
     refuse_other_weights,
     source_files,
@@ -159,10 +160,12 @@ def _golden(context: LevelContext, options: Options, progress: Callable[[str], N
     identity = port_identity(
         context.port, context.prompts.digest, template.sha256 if template is not None else ""
     )
+    folder, vocab = context.port.golden_folder, context.runner.vocab
+    if options.golden is not None:
+        return import_golden(options.golden, folder, identity, vocab)
     found = find_golden(
-        context.port.golden_folder,
+        folder,
         identity,
-        given=options.golden,
         checkpoint=options.checkpoint,
         config=context.port.source_folder / "config.json",
         prompts=context.prompts,
@@ -174,7 +177,7 @@ def _golden(context: LevelContext, options: Options, progress: Callable[[str], N
             f"{context.port.path} holds no golden for these prompts, and the checkpoint is not at hand.",
             "Give --checkpoint SOURCE, or --golden FILE made by `gemma-neuron golden`.",
         )
-    found.require_vocabulary(context.runner.vocab)
+    found.require_vocabulary(vocab)
     return found
 
 

@@ -199,3 +199,7 @@ def test_inspect_json_of_a_broken_checkpoint(source: Path) -> None:
     assert document["verdict"] == "broken"
     kinds = {finding["kind"] for finding in document["findings"]}
     assert kinds & {"stray-file", "duplicate-tensor"}
+
+
+def test_level_seven_without_tasks_is_not_passed_over(tmp_path: Path) -> None:
+    assert "--tasks" in refused(2, "validate", tmp_path, "--levels", "0-7")

@@ -159,6 +159,17 @@ def test_the_same_weights_under_another_config_are_another_model(
     assert not port.golden_folder.exists() or not list(port.golden_folder.iterdir())
 
 
+def test_a_golden_of_another_vocabulary_is_not_kept(
+    source: Path, made: Path, tmp_path: Path
+) -> None:
+    port = make_port(source, tmp_path / "port", tp=1, dtype="bfloat16")
+    runner = StockRunner(source)
+    runner.vocab = 8
+    with pytest.raises(IntegrityError, match="the port has 8 tokens"):
+        validate(port, runner, Options(golden=made, levels=frozenset({2})))
+    assert not port.golden_folder.exists()
+
+
 def test_another_checkpoint_is_no_fault_of_a_port_with_a_golden(
     source: Path, tmp_path: Path
 ) -> None:

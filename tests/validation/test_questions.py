@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,3 +144,16 @@ def _bars(found: object) -> Iterator[Bar]:
 def test_every_bar_has_a_source() -> None:
     named = list(_bars(read_bars()))
     assert len(named) > 30 and all(len(bar.source) > 10 for bar in named)
+
+
+@pytest.mark.parametrize("line", ["{} = 1", "[{}]", '"x" . {} = 1'])
+def test_a_key_of_thousands_of_parts_is_refused_at_once(tmp_path: Path, line: str) -> None:
+    """It would take the reader minutes; a row of dots in a text takes it nothing."""
+    path = tmp_path / "set.toml"
+    path.write_text(line.format(".".join(["a"] * 20_000)))
+    started = time.monotonic()
+    with pytest.raises(UsageError, match="line 1: a key of more than 100 parts"):
+        read_questions(path)
+    assert time.monotonic() - started < 1
+    path.write_text(GENERAL.read_text().replace('text = """', 'text = """\n' + "." * 300 + "\n", 1))
+    assert "." * 300 in read_questions(path).sanity

@@ -33,9 +33,9 @@ def run(context: LevelContext) -> LevelResult:
         if len(item.prompt) + len(item.tokens) <= runner.max_context
     ]
     if not items:
-        return result(
-            LEVEL, "not-run", "the port's context is shorter than every prompt of the golden"
-        )
+        held = context.reference.greedy
+        reason = "the port's context is shorter than every prompt of the golden"
+        return result(LEVEL, "not-run", reason if held else "the golden holds no continuation")
     outputs = greedy_together(runner, [_asked(context, item) for item in items])
     for item, tokens in zip(items, outputs, strict=True):
         context.answers[item.name] = tokens
