@@ -19,7 +19,7 @@ MODEL = ROOT / "gemma_neuron" / "data" / "demo-model"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python", type=Path, required=True, help="interpreter with the clients")
+    parser.add_argument("--python", type=Path, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=Path, help="a port of the bundled model; default: made here")
     parser.add_argument("--only", action="append", default=[], help="one client; may be repeated")
     asked = parser.parse_args()

@@ -6,13 +6,13 @@ checkpoint whose config or weight files are not those the port was made from (In
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemma_neuron.artifacts import CommittedSet
-from gemma_neuron.checkpoint.reading import BadJsonError, parse_json
 from gemma_neuron.errors import GemmaNeuronError, IntegrityError
 from gemma_neuron.source_entries import source_entries
 from gemma_neuron.validation.golden import Golden, GoldenIdentity, load_golden, weight_digests
@@ -108,8 +108,8 @@ def _refuse_other_config(checkpoint: Path, config: Path) -> None:
 def _json(path: Path) -> Any:
     """None where it cannot be read."""
     try:
-        return parse_json(path.read_bytes())
-    except (OSError, BadJsonError):
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
         return None
 
 
