@@ -19,7 +19,7 @@ from gemma_neuron.port import Port
 from tests.elastic import clusters
 from tests.pipeline.test_mirrored_compile import UNITS, arguments, built, running
 from tests.sources.processes import Commands, clean_environment
-from tests.sources.s3_servers import KEYS, boto, moto
+from tests.sources.s3_servers import boto, moto, variables
 
 # Eight units are compiled in all, at most two at once.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -38,8 +38,7 @@ def server(away: Path) -> Iterator[str]:
     """A store that this process and all it starts from now on know: the cluster's daemons too."""
     with moto() as address, pytest.MonkeyPatch.context() as patch:
         boto(address).create_bucket(Bucket="cluster")
-        own = {"AWS_ENDPOINT_URL_S3": address, "AWS_EC2_METADATA_DISABLED": "true"}
-        for name, value in {**KEYS, **own, "GEMMA_NEURON_CACHE": str(away)}.items():
+        for name, value in variables(address, GEMMA_NEURON_CACHE=str(away)).items():
             patch.setenv(name, value)
         yield address
 
@@ -53,13 +52,8 @@ def machines(server: str) -> Iterator[Any]:
 
 @pytest.fixture
 def commands(server: str, tmp_path: Path) -> Commands:
-    own = {
-        "AWS_ENDPOINT_URL_S3": server,
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "HOME": str(tmp_path),
-        "TMPDIR": str(tmp_path),
-    }
-    return Commands(clean_environment() | KEYS | own)
+    own = variables(server, HOME=str(tmp_path), TMPDIR=str(tmp_path))
+    return Commands(clean_environment() | own)
 
 
 def keys(port: Path) -> dict[str, Any]:

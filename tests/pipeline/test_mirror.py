@@ -18,7 +18,7 @@ from gemma_neuron.mirror.parts import FROM_BYTES, part_bytes, upload
 from gemma_neuron.mirror.store import Store
 from gemma_neuron.port import Port
 from tests.sources.processes import Commands, clean_environment
-from tests.sources.s3_servers import KEYS, Proxy, keys, moto, own_bucket, proxied
+from tests.sources.s3_servers import Proxy, keys, moto, own_bucket, proxied, variables
 
 BUCKET = "ports"
 URI = f"s3://{BUCKET}/gemma"
@@ -43,8 +43,7 @@ def proxy(server: str) -> Iterator[Proxy]:
 
 
 def environment(address: str, home: Path) -> dict[str, str]:
-    own = {"AWS_ENDPOINT_URL_S3": address, "AWS_EC2_METADATA_DISABLED": "true", "HOME": str(home)}
-    return clean_environment() | KEYS | own
+    return clean_environment() | variables(address, HOME=str(home))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from gemma_neuron.mirror.push import Pusher
 from gemma_neuron.mirror.store import Store, _age
 from gemma_neuron.port import Port
 from tests.sources.processes import clean_environment
-from tests.sources.s3_servers import KEYS, boto, moto
+from tests.sources.s3_servers import boto, moto, variables
 
 BUCKET = "owners"
 STALE = 6.0
@@ -37,8 +37,7 @@ def address() -> Iterator[str]:
 @pytest.fixture
 def uri(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A prefix of the test's own, in a store that this process asks."""
-    own = {"AWS_ENDPOINT_URL_S3": address, "AWS_EC2_METADATA_DISABLED": "true"}
-    for name, value in (clean_environment() | KEYS | own).items():
+    for name, value in (clean_environment() | variables(address)).items():
         if os.environ.get(name) != value:
             monkeypatch.setenv(name, value)
     return f"s3://{BUCKET}/{tmp_path.name}"

@@ -22,7 +22,7 @@ from gemma_neuron.pipeline.mirroring import mirrored
 from gemma_neuron.port import Port
 from tests.sharding.shards import cut
 from tests.sources.processes import Commands, clean_environment
-from tests.sources.s3_servers import KEYS, Proxy, keys, moto, own_bucket, proxied
+from tests.sources.s3_servers import Proxy, keys, moto, own_bucket, proxied, variables
 
 BUCKET = "trouble"
 URI = f"s3://{BUCKET}/gemma"
@@ -45,13 +45,8 @@ def client(server: str) -> Iterator[Any]:
 def proxy(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """Before the server, for this process and those it starts; boto3 asks each thing once."""
     with proxied(server) as passing:
-        own = {
-            "AWS_ENDPOINT_URL_S3": passing.address,
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "AWS_MAX_ATTEMPTS": "1",
-            "HOME": str(tmp_path),
-        }
-        for name, value in (KEYS | own).items():
+        own = variables(passing.address, AWS_MAX_ATTEMPTS="1", HOME=str(tmp_path))
+        for name, value in own.items():
             monkeypatch.setenv(name, value)
         yield passing
         passing.held = ""

@@ -15,7 +15,7 @@ import pytest
 
 from gemma_neuron.port import Port
 from tests.sources.processes import Commands, clean_environment
-from tests.sources.s3_servers import KEYS, boto, moto
+from tests.sources.s3_servers import boto, moto, variables
 
 URI = "s3://spot/gemma"
 UNITS = 3
@@ -30,12 +30,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def commands(server: str, tmp_path: Path) -> Commands:
-    own = {
-        "AWS_ENDPOINT_URL_S3": server,
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "HOME": str(tmp_path),
-    }
-    return Commands(clean_environment() | KEYS | own)
+    return Commands(clean_environment() | variables(server, HOME=str(tmp_path)))
 
 
 def arguments(source: Path, out: Path) -> tuple[object, ...]:

@@ -22,6 +22,16 @@ KEYS = {
 }
 
 
+def variables(address: str, **more: str) -> dict[str, str]:
+    """What has a process ask the store at `address`, and never an instance's metadata."""
+    return {
+        **KEYS,
+        "AWS_ENDPOINT_URL_S3": address,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        **more,
+    }
+
+
 @contextmanager
 def moto() -> Iterator[str]:
     """The address of a running server."""

@@ -22,7 +22,7 @@ from gemma_neuron.errors import (
 from gemma_neuron.pipeline.sources import UNWATCHED, open_any
 from tests.sources.conftest import OTHERS, files_of
 from tests.sources.processes import Commands, clean_environment
-from tests.sources.s3_servers import KEYS, Proxy, boto, moto, proxied
+from tests.sources.s3_servers import KEYS, Proxy, boto, moto, proxied, variables
 
 URI = "s3://gemma-bucket/models/tiny"
 FILE = "model.safetensors"
@@ -51,13 +51,7 @@ def proxy(server: str) -> Iterator[Proxy]:
 def commands(proxy: Proxy, tmp_path: Path) -> Commands:
     return Commands(
         clean_environment()
-        | KEYS
-        | {
-            "AWS_ENDPOINT_URL_S3": proxy.address,
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "GEMMA_NEURON_CACHE": str(tmp_path / "cache"),
-            "HOME": str(tmp_path),
-        }
+        | variables(proxy.address, GEMMA_NEURON_CACHE=str(tmp_path / "cache"), HOME=str(tmp_path))
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.real_configs import FOLDER
 from tests.sources.processes import Commands, clean_environment
-from tests.sources.s3_servers import KEYS, boto, moto
+from tests.sources.s3_servers import KEYS, boto, moto, variables
 from tests.spot.ec2 import Ec2, scripted
 
 BUCKET, SOURCE = "models", "s3://models/gemma-4-31B"
@@ -57,12 +57,10 @@ def ec2(address: str) -> Iterator[Ec2]:
 def environment(ec2: Ec2, address: str, tmp_path: Path) -> dict[str, str]:
     own = {
         "AWS_ENDPOINT_URL": ec2.address,
-        "AWS_ENDPOINT_URL_S3": address,
-        "AWS_EC2_METADATA_DISABLED": "true",
         "XDG_STATE_HOME": str(tmp_path / "state"),
         "GEMMA_NEURON_CACHE": str(tmp_path / "cache"),
     }
-    return clean_environment() | KEYS | own
+    return clean_environment() | variables(address, **own)
 
 
 @pytest.fixture
