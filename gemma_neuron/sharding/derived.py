@@ -7,6 +7,7 @@ checkpoint is audited. A thread would not do: an import holds the interpreter's 
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import signal
 import sys
@@ -72,6 +73,7 @@ def _answer(pipe: Connection, parents: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parents.close()
+    gc.disable()  # a tenth of the import would go into looking for garbage that is not there
     import gemma_neuron.models.rotary  # noqa: F401  while the geometry is not known yet
 
     try:
