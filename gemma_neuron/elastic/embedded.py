@@ -31,6 +31,8 @@ POLL_SECONDS = 0.25
 """How often heartbeats are looked at while nothing else happens."""
 EMBEDDED_LIMIT = 1024
 WARNINGS = "PYTHONWARNINGS"
+WARMING = "gemma_neuron.elastic.warming"
+"""Named, not imported: it is for the server alone."""
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ class EmbeddedEngine:
         self._free_from: list[float] = []
         _quiet_tracker()
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(preload))
+        self._context.set_forkserver_preload([WARMING, *preload])
         self._workers: dict[WorkerHandle, _Worker] = {}
         self._guard: tuple[BaseProcess, Connection] | None = None
         # Before multiprocessing's own exit handler, which waits for children instead of ending them.

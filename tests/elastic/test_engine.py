@@ -197,6 +197,33 @@ def test_nothing_outlives_a_killed_controller(tmp_path: Path) -> None:
     assert all(gone(pid, killed + ORPHAN_BOUND - time.monotonic()) for pid in pids)
 
 
+LOADING = """
+import sys
+from gemma_neuron.elastic.embedded import EmbeddedEngine
+from gemma_neuron.elastic.engine import WorkerSpec
+if __name__ == "__main__":
+    EmbeddedEngine(preload=[sys.argv[1]]).spawn(WorkerSpec(rank=0, name="w"))
+"""
+
+
+def test_a_server_that_still_loads_does_not_outlive_a_killed_controller(tmp_path: Path) -> None:
+    script, told = tmp_path / "controller.py", tmp_path / "pid"
+    script.write_text(LOADING)
+    (tmp_path / "slow_to_import.py").write_text(
+        f"import os, pathlib, time\npathlib.Path({str(told)!r}).write_text(str(os.getpid()))\n"
+        "time.sleep(60)\n"
+    )
+    paths = [str(tmp_path), str(Path.cwd()), *sys.path]
+    controller = subprocess.Popen(
+        [sys.executable, str(script), "slow_to_import"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    loading = _pid_in(told)
+    controller.kill()
+    controller.wait()
+    assert loading != controller.pid and gone(loading, ORPHAN_BOUND)
+
+
 HOLDING = """
 import os, signal
 from gemma_neuron.elastic.embedded import EmbeddedEngine
