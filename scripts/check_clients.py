@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from scripts.clients.ask import CLIENTS  # noqa: E402
 from tests.neuron.flow import serving  # noqa: E402
 
 MODEL = ROOT / "gemma_neuron" / "data" / "demo-model"
@@ -21,7 +22,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", type=Path, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=Path, help="a port of the bundled model; default: made here")
-    parser.add_argument("--only", action="append", default=[], help="one client; may be repeated")
+    parser.add_argument(
+        "--only", action="append", default=[], choices=CLIENTS, help="one client; may be repeated"
+    )
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         port = asked.port.resolve() if asked.port else compiled(Path(work) / "port")

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # Sourced by scripts/*: makes the environment `.venv` in the checkout once, and reuses it after.
 #
+#   take_venv NAME ARGUMENTS...  $venv, by --venv or in the user's cache, for packages that must not be in .venv; $rest
 #   ensure_environment EXTRAS    a C++ compiler that works, Python 3.11+, .venv with the package and its extras (dev,gguf)
 #
 # Leaves $ROOT and $PYTHON (the environment's) set and puts the environment's commands first in PATH. Progress goes to
@@ -111,10 +112,27 @@ run_quietly() {
   exit 8
 }
 
+# $venv: the folder that `--venv DIR` names, or NAME in the user's cache. $rest: the other arguments.
+# shellcheck disable=SC2034  # both are for the script that sources this
+take_venv() {
+  venv="${XDG_CACHE_HOME:-$HOME/.cache}/gemma-neuron/$1" rest=()
+  shift
+  while [ $# -gt 0 ]; do
+    if [ "$1" = --venv ]; then
+      [ -n "${2:-}" ] || { say "error: --venv needs a folder"; exit 2; }
+      venv="$2"
+      shift
+    else
+      rest+=("$1")
+    fi
+    shift
+  done
+}
+
 make_environment() {
   local base="$1" key="$2" extras="$3" stamp="$4" started=$SECONDS
   if ! environment_works; then
-        rm -rf -- "$ROOT/.venv"
+    rm -rf -- "$ROOT/.venv"
     run_quietly "making .venv with $("$base" -V)" "$base" -m venv "$ROOT/.venv"
   fi
   rm -f -- "$stamp"
