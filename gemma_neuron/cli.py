@@ -92,10 +92,12 @@ def main() -> NoReturn:
         sys.exit(0)
     try:
         code = app(standalone_mode=False) or 0
+        if code == Cancelled.exit_code:  # Typer's own answer to Ctrl-C, without a word
+            code = _cancelled(wants_json)
     except Exit as ended:
         code = ended.exit_code
     except (KeyboardInterrupt, Abort):
-        code = _fail(Cancelled("Stopped by Ctrl-C.", "Run the same command to go on."), wants_json)
+        code = _cancelled(wants_json)
     except GemmaNeuronError as error:
         code = _fail(error, wants_json)
     except BrokenPipeError:
@@ -149,6 +151,10 @@ def _fail(error: GemmaNeuronError, as_json: bool) -> int:
     except OSError:  # standard output is full or gone; the message stands on stderr already
         _drop_output()
     return error.exit_code
+
+
+def _cancelled(as_json: bool) -> int:
+    return _fail(Cancelled("Stopped by Ctrl-C.", "Run the same command to go on."), as_json)
 
 
 def _interrupted(number: int, frame: object) -> NoReturn:

@@ -162,6 +162,14 @@ class Port:
         """Config, tokenizer and template are part of the commit: an edited template is another model."""
         return CommittedSet(self.source_folder, "source")
 
+    def files(self) -> list[Path]:
+        """What a verdict is about: records, source, rank files and graphs with their manifests and markers."""
+        folders = self.source_folder, self.weights_folder, self.path / "graphs"
+        found = [self.path / RECORD_NAME, self.path / "plan.json"]
+        for folder in folders:
+            found += sorted(path for path in folder.rglob("*") if path.is_file())
+        return found
+
     def read_json(self, name: str) -> dict[str, Any] | None:
         """A JSON object of the port (source.json, validation.json), or None. Raises IntegrityError."""
         file = self.path / name

@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from gemma_neuron.chat import ChatAssets
 
 
-def lint_prompt(ids: Sequence[int], text: str, assets: ChatAssets) -> list[str]:
+def lint_prompt(
+    ids: Sequence[int], text: str, assets: ChatAssets, *, plain: bool = False
+) -> list[str]:
     """Problems of a prompt given as ids and as the text it was made from; empty when it is sound.
 
-    For a model with a template the prompt must be a conversation that ends with the model's turn open.
+    For a model with a template the prompt must be a conversation that ends with the model's turn open, unless it is
+    meant as `plain` text to go on with.
     Ids and text are judged apart: 105 and 106 are other text in the other family's vocabulary.
     """
     if not ids:
@@ -27,7 +30,7 @@ def lint_prompt(ids: Sequence[int], text: str, assets: ChatAssets) -> list[str]:
     texts = (text, assets.tokenizer.decode(ids, skip_special=False))
     if assets.markers is not None:
         problems += _foreign_problems(texts, assets.markers)
-    if assets.template is not None:
+    if assets.template is not None and not plain:
         if assets.markers is not None:
             problems += _marker_problems(ids, assets, assets.markers)
         problems += _ending_problems(texts[1], assets)

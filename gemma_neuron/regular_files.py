@@ -48,17 +48,22 @@ class FileState:
 
 def require_same(path: Path, before: FileState, now: FileState) -> None:
     """Raise SourceChangedError saying what differs when the file is no longer that of `before`."""
+    how = how_changed(before, now)
+    if how is not None:
+        raise changed(path, how)
+
+
+def how_changed(before: FileState, now: FileState) -> str | None:
+    """In words; None when it is the same file."""
     if before == now:
-        return
+        return None
     if before.bytes != now.bytes:
-        how = f"it had {before.bytes:,} bytes and has {now.bytes:,}"
-    elif (before.inode, before.device) != (now.inode, now.device):
-        how = "another file has taken its place"
-    elif before.mtime_ns != now.mtime_ns:
-        how = "it was written to"
-    else:
-        how = "it was written to and its time put back, or its rights, owner or links were changed"
-    raise changed(path, how)
+        return f"it had {before.bytes:,} bytes and has {now.bytes:,}"
+    if (before.inode, before.device) != (now.inode, now.device):
+        return "another file has taken its place"
+    if before.mtime_ns != now.mtime_ns:
+        return "it was written to"
+    return "it was written to and its time put back, or its rights, owner or links were changed"
 
 
 def changed(path: Path, how: str) -> SourceChangedError:

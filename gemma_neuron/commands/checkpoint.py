@@ -9,6 +9,7 @@ import typer
 
 from gemma_neuron import settings
 from gemma_neuron.commands.options import (
+    Base,
     Buckets,
     Context,
     HostMemory,
@@ -87,20 +88,25 @@ def golden(
     host_memory: Annotated[
         str | None, typer.Option(help="What it may use, e.g. 16GB; default: what is free.")
     ] = None,
+    base: Base = False,
     as_json: Json = False,
 ) -> None:
     """Make a reference by stock transformers, for `validate --golden` on any machine."""
     from gemma_neuron.pipeline import golden_file
     from gemma_neuron.render import Ticker
     from gemma_neuron.render.download import Download
+    from gemma_neuron.validation.export import GoldenOptions
 
     ticker = Ticker()
     made = golden_file(
         source,
-        out=out,
-        dtype=dtype,
-        questions=prompts,
-        host_memory=settings.size(host_memory, "--host-memory"),
+        GoldenOptions(
+            out=out,
+            dtype=dtype,
+            questions=prompts,
+            base=base,
+            memory=settings.size(host_memory, "--host-memory"),
+        ),
         notice=notice,
         progress=ticker,
         watch=Download(),

@@ -31,13 +31,14 @@ from gemma_neuron.pipeline.sources import (
     open_any,
 )
 from gemma_neuron.port import Port
+from gemma_neuron.unchanged import FilesBefore
 
 if TYPE_CHECKING:
     from gemma_neuron.reports import ValidationReport
     from gemma_neuron.sharding.candidates import Planned
     from gemma_neuron.sharding.progress import Progress
     from gemma_neuron.tuning.merge import Merged
-    from gemma_neuron.validation.export import GoldenReport
+    from gemma_neuron.validation.export import GoldenOptions, GoldenReport
     from gemma_neuron.validation.validator import Options
 
 __all__ = [
@@ -173,8 +174,10 @@ def validate_port(
 ) -> ValidationReport:
     """Load a port and judge it. The checkpoint defaults to where the port was made from, if it is there."""
     from gemma_neuron.backends.cpu.hidden import hidden_states
-    from gemma_neuron.validation.validator import validate
+    from gemma_neuron.validation.validator import require_inputs, validate
 
+    require_inputs(options)
+    before = FilesBefore.of(Port(path).files())
     port = open_port(path)
     given = fetched(checkpoint, watch)[0].folder if checkpoint is not None else None
     source = given or folder_of(port.record.source, watch)
@@ -182,37 +185,31 @@ def validate_port(
     runner = runner_factory(port)()
     try:
         given_source = replace(options, checkpoint=source)
-        return validate(
-            port, runner, given_source, hidden=partial(hidden_states, port), progress=progress
-        )
+        hidden = partial(hidden_states, port)
+        return validate(port, runner, given_source, hidden=hidden, before=before, progress=progress)
     finally:
         runner.close()
 
 
 def golden_file(
     source_text: str,
+    options: GoldenOptions,
     *,
-    out: Path,
-    dtype: str,
-    questions: Path | None,
-    host_memory: int | None,
     notice: Notice,
     progress: Notice,
     watch: Watch = UNWATCHED,
 ) -> GoldenReport:
-    """`golden`: a reference from the checkpoint alone, within `host_memory` bytes (None: what is free)."""
+    """`golden`: a reference from the checkpoint alone."""
     from gemma_neuron.validation.export import export_golden
 
+    dtype = run_dtype(options.dtype, options.dtype)
     source, audit = fetched(source_text, watch)
     warnings = audit.report.warning_lines
     show_warnings(warnings, notice)
     made = export_golden(
         source.folder,
-        out,
+        replace(options, dtype=dtype),
         checkpoint_digest=audit.report.checkpoint_digest,
-        dtype=run_dtype(dtype, dtype),
-        questions=questions,
-        memory=host_memory,
         progress=progress,
     )
     return replace(made, warnings=warnings)

@@ -44,6 +44,7 @@ class Bars(BaseModel):
     schema_version: int
     logits: dict[str, LogitBars]
     noise: dict[str, Bar]
+    noise_limits: dict[str, dict[str, Bar]]
     prompt: dict[str, Bar]
     reference: dict[str, Bar]
     chat: dict[str, Bar]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemma_neuron.chat import load_chat_assets
 from gemma_neuron.models.registry import read_geometry
@@ -25,6 +25,9 @@ from gemma_neuron.validation.peak import AnonymousPeak
 from gemma_neuron.validation.prompts import LEAST_LONG, Conversation, Reach, choose_prompts
 from gemma_neuron.validation.questions import find_questions
 from gemma_neuron.validation.verdict import scope
+
+if TYPE_CHECKING:
+    from gemma_neuron.geometry import ModelGeometry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,20 +50,32 @@ class GoldenReport:
         return {"schema": 1, **asdict(self)}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldenOptions:
+    """What `golden` is asked for.
+
+    `out`: where (`.safetensors` is added). `questions`: a file instead of the checkpoint's or the packaged set.
+    `base`: plain completion, for `validate --base`, though the model has a template. `memory`: bytes the reference may
+    use; None: what is free.
+    """
+
+    out: Path
+    dtype: str = "float32"
+    questions: Path | None = None
+    base: bool = False
+    memory: int | None = None
+
+
 def export_golden(
     source: Path,
-    out: Path,
+    options: GoldenOptions,
     *,
     checkpoint_digest: str,
-    dtype: str = "float32",
-    questions: Path | None = None,
-    base: bool = False,
-    memory: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> GoldenReport:
-    """Make a golden at `out` (`.safetensors` is added). `checkpoint_digest` is the audit's: a port carries it
-    as `fingerprints.checkpoint`. `memory`: bytes the reference may use; None: what is free."""
+    """Make a golden. `checkpoint_digest` is the audit's: a port carries it as `fingerprints.checkpoint`."""
     started = time.monotonic()
+    out, dtype = options.out, options.dtype
     out = out if out.suffix == ".safetensors" else out.with_name(out.name + ".safetensors")
     with suppress(OSError):  # said next, with its reason
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -68,16 +83,11 @@ def export_golden(
     assets = load_chat_assets(source)
     geometry = read_geometry(json.loads((source / "config.json").read_text(encoding="utf-8")))
     template = assets.template
-    talk = Conversation(assets=assets, template=template, scope=scope(template is not None, base))
-    chosen = find_questions(questions, (source,))
-    wanted = max(2 * geometry.window + 40, LEAST_LONG)
-    reach = Reach(
-        window=geometry.window,
-        max_context=min(geometry.max_context, wanted),
-        buckets=(),
-        vocab=geometry.vocab,
+    talk = Conversation(
+        assets=assets, template=template, scope=scope(template is not None, options.base)
     )
-    prompts = choose_prompts(talk, chosen, reach)
+    chosen = find_questions(options.questions, (source,))
+    prompts = choose_prompts(talk, chosen, _reach(geometry))
     identity = GoldenIdentity(
         checkpoint_digest=checkpoint_digest,
         template_sha256=template.sha256 if template is not None else "",
@@ -85,6 +95,7 @@ def export_golden(
         dtype=dtype,
         noise_dtype="bfloat16" if dtype == "float32" else None,
         files=weight_digests(source),
+        experts=geometry.experts is not None,
     )
     by_name = dict(chosen.for_scope(talk.scope))
     with AnonymousPeak() as peak:
@@ -94,7 +105,7 @@ def export_golden(
             identity,
             out,
             follow_up=lambda asked, ids: follow_up(talk, by_name, asked, ids),
-            memory=memory,
+            memory=options.memory,
             progress=progress,
         )
     return GoldenReport(
@@ -105,4 +116,15 @@ def export_golden(
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         peak_anonymous_bytes=peak.bytes,
         seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def _reach(geometry: ModelGeometry) -> Reach:
+    """Of a port with room for the whole long text."""
+    wanted = max(2 * geometry.window + 40, LEAST_LONG)
+    return Reach(
+        window=geometry.window,
+        max_context=min(geometry.max_context, wanted),
+        buckets=(),
+        vocab=geometry.vocab,
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemma_neuron.artifacts import CommittedSet
+from gemma_neuron.artifacts import CommittedSet, digest_file
 from gemma_neuron.errors import GemmaNeuronError, IntegrityError
 from gemma_neuron.source_entries import source_entries
 from gemma_neuron.validation.golden import Golden, GoldenIdentity, load_golden, weight_digests
@@ -39,6 +39,7 @@ def port_identity(port: Port, prompts_digest: str, template_sha256: str) -> Gold
         dtype=REFERENCE_DTYPE,
         noise_dtype=dtype if dtype != REFERENCE_DTYPE else None,
         files=source_files(port),
+        experts=port.geometry.experts is not None,
     )
 
 
@@ -69,18 +70,23 @@ def find_golden(
 
 
 def import_golden(given: Path, folder: Path, identity: GoldenIdentity, vocab: int) -> Golden:
-    """Check the golden a user names, then keep it in the port."""
+    """Check the golden a user names, then keep it in the port, where later runs find it: under its key when it is just
+    what would be made here, else under the digest of its file."""
     found = load_golden(given, identity)
     found.require_vocabulary(vocab)
     if found.path.parent.resolve() == folder.resolve():
         return found
+    made = found.provenance
+    same = made.key == identity.key and made.prompts_digest == identity.prompts_digest
+    stem = identity.key if same else digest_file(found.path)[: len(identity.key)]
     folder.mkdir(parents=True, exist_ok=True)
-    names = [found.path.name, found.path.with_suffix(".json").name]
-    CommittedSet(folder, found.path.stem).withdraw()
+    kept = CommittedSet(folder, stem)
+    kept.withdraw()
+    names = [f"{stem}{suffix}" for suffix in (".safetensors", ".json")]
     for name in names:
-        shutil.copyfile(found.path.parent / name, folder / name)
-    CommittedSet(folder, found.path.stem).commit(names, {"key": found.provenance.key})
-    return load_golden(folder / found.path.name, identity)
+        shutil.copyfile(found.path.with_suffix(Path(name).suffix), folder / name)
+    kept.commit(names, {"key": made.key})
+    return load_golden(folder / names[0], identity)
 
 
 def _any_golden(folder: Path, identity: GoldenIdentity) -> Golden | None:

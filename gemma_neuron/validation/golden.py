@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gemma_neuron.artifacts import (
     PARTIAL_SUFFIX,
@@ -26,10 +26,12 @@ from gemma_neuron.artifacts import (
     writing_failed,
 )
 from gemma_neuron.errors import IntegrityError, ReferenceUnavailableError
+from gemma_neuron.validation.golden_noise import Noise, beyond_belief
 from gemma_neuron.validation.golden_tensors import (
     GoldenGreedy,
     GoldenText,
     largest_id,
+    largest_logit,
     read_tensors,
 )
 
@@ -38,24 +40,6 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION: Literal[3] = 3
 PRODUCER = "transformers "
-
-
-class Noise(BaseModel):
-    """How far stock transformers at `dtype` lies from the golden's own dtype, over the same texts.
-
-    `relative`: largest distance of any recorded logit, over the text's largest; `top` the same among the k
-    likeliest; `kl` the largest of a position; `pearson` the least; `gap` the largest change, in logits, of the
-    lead of the likeliest token over the second.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    dtype: str
-    relative: float
-    top: dict[int, float]
-    kl: float
-    pearson: float
-    gap: float
 
 
 class PromptRecord(BaseModel):
@@ -87,8 +71,8 @@ class Provenance(BaseModel):
     prompts_digest: str
     prompts: tuple[PromptRecord, ...]
     seed: int
-    sanity_loss: float
-    shuffled_loss: float
+    sanity_loss: float = Field(ge=0)
+    shuffled_loss: float = Field(ge=0)
     sanity_tokens: int
     noise: Noise | None = None
 
@@ -130,6 +114,8 @@ class GoldenIdentity:
     noise_dtype: str | None
     files: dict[str, str]
     """Weight file → blake3, as the port's source.json has them; empty when it has none."""
+    experts: bool = False
+    """Whether the model routes tokens to experts: how much noise is believed. No part of the key."""
 
     @property
     def key(self) -> str:
@@ -188,17 +174,23 @@ def _save(tensors: dict[str, NDArray[Any]], path: Path) -> None:
         os.fsync(handle.fileno())
 
 
+def golden_path(path: Path) -> Path:
+    """The safetensors file of a golden named with or without its suffix. Raises ReferenceUnavailableError."""
+    path = path if path.suffix == ".safetensors" else path.with_name(path.name + ".safetensors")
+    if not path.is_file():
+        raise ReferenceUnavailableError(
+            f"There is no golden {path}.", "Make one with `gemma-neuron golden SOURCE --out FILE`."
+        )
+    return path
+
+
 def load_golden(path: Path, identity: GoldenIdentity | None = None) -> Golden:
     """Read a golden's safetensors file (or folder member named without suffix).
 
     Raises IntegrityError when it is not what its marker vouches for, or is of another checkpoint or
     template than `identity`; ReferenceUnavailableError when stock transformers did not make it.
     """
-    path = path if path.suffix == ".safetensors" else path.with_name(path.name + ".safetensors")
-    if not path.is_file():
-        raise ReferenceUnavailableError(
-            f"There is no golden {path}.", "Make one with `gemma-neuron golden SOURCE --out FILE`."
-        )
+    path = golden_path(path)
     committed = CommittedSet(path.parent, path.stem)
     if committed.manifest() is None:
         raise IntegrityError(
@@ -215,7 +207,20 @@ def load_golden(path: Path, identity: GoldenIdentity | None = None) -> Golden:
         ) from error
     _refuse_other(path, provenance, identity)
     texts, greedy = read_tensors(path)
+    _refuse_noise(path, provenance.noise, texts, experts=identity is not None and identity.experts)
     return Golden(path, provenance, texts, greedy)
+
+
+def _refuse_noise(
+    path: Path, noise: Noise | None, texts: dict[str, GoldenText], *, experts: bool
+) -> None:
+    found = noise and beyond_belief(noise, largest_logit(texts.values()), experts=experts)
+    if noise and found:
+        raise IntegrityError(
+            f"{path}: the noise it gives for {noise.dtype} is {found}, more than a model of its kind has. Bars "
+            "widened by it would pass any port.",
+            "Make the golden again.",
+        )
 
 
 def _refuse_other(path: Path, provenance: Provenance, identity: GoldenIdentity | None) -> None:

@@ -10,6 +10,7 @@ Names: `text.<name>.ids` int32 [n], `.logsumexp` and `.target_logprob` float32 [
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,11 @@ def largest_id(texts: dict[str, GoldenText], greedy: dict[str, GoldenGreedy]) ->
     for item in greedy.values():
         found += [int(part.max()) for part in (item.prompt, item.tokens, item.top_ids)]
     return max(found, default=0)
+
+
+def largest_logit(texts: Iterable[GoldenText]) -> float:
+    """By magnitude, of all texts; 1 without any."""
+    return max((text.largest for text in texts), default=1.0)
 
 
 def _grouped(path: Path) -> dict[tuple[str, str], Tensors]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemma_neuron.errors import CheckpointError
+from gemma_neuron.errors import CheckpointError, SourceChangedError
+from gemma_neuron.unchanged import FilesBefore
 from gemma_neuron.validation.compare import (
     TOP,
     TOP_STEPS,
@@ -24,14 +25,14 @@ from gemma_neuron.validation.compare import (
 from gemma_neuron.validation.golden import (
     Golden,
     GoldenIdentity,
-    Noise,
     PromptRecord,
     Provenance,
     load_golden,
     save_golden,
     weight_digests,
 )
-from gemma_neuron.validation.golden_tensors import GoldenText
+from gemma_neuron.validation.golden_noise import Noise, beyond_belief
+from gemma_neuron.validation.golden_tensors import GoldenText, largest_logit
 from gemma_neuron.validation.prompts import FULL_LENGTH, GoldenPrompts, GreedyPrompt, TeacherText
 from gemma_neuron.validation.reference import Reference, Slices, Step, open_reference
 
@@ -62,6 +63,7 @@ def make_golden(
 
     `memory`: bytes the reference may use; None: what is free.
     """
+    before = FilesBefore.of([source / "config.json", *sorted(source.glob("*.safetensors"))])
     reference = open_reference(source, identity.dtype, memory)
     texts, losses = _teach_all(reference, prompts, progress)
     tensors: Tensors = {}
@@ -75,6 +77,7 @@ def make_golden(
     producer = reference.producer
     del reference
     noise = _noise(source, identity.noise_dtype, texts, memory, progress)
+    _require_judgeable(noise, texts, identity.experts)
     progress("digests of the weight files")
     provenance = Provenance(
         key=identity.key,
@@ -90,6 +93,7 @@ def make_golden(
         sanity_tokens=len(prompts.sanity),
         noise=noise,
     )
+    _refuse_changes(before)
     path = save_golden(out.parent, provenance, tensors, out.stem)
     made = load_golden(path, identity)
     return Golden(made.path, made.provenance, made.texts, made.greedy, reused=False)
@@ -209,6 +213,25 @@ def _require_numbers(logits: NDArray[np.float32], where: str) -> None:
         raise CheckpointError(
             f"Stock transformers itself gives logits that are no numbers (NaN or infinite) on {where}.",
             "`gemma-neuron inspect SOURCE --values` names tensors that hold such values.",
+        )
+
+
+def _refuse_changes(before: FilesBefore) -> None:
+    """Some layers of one checkpoint and some of another are neither's reference."""
+    if (changed := before.changed()) is not None:
+        raise SourceChangedError(
+            f"{changed} No golden was written.",
+            "Run the same command again when nothing else writes there.",
+        )
+
+
+def _require_judgeable(noise: Noise | None, texts: dict[str, GoldenText], experts: bool) -> None:
+    found = noise and beyond_belief(noise, largest_logit(texts.values()), experts=experts)
+    if noise and found:
+        raise CheckpointError(
+            f"The noise of stock transformers at {noise.dtype} against float32 is {found}: no {noise.dtype} port of "
+            "this checkpoint could be told from a broken one.",
+            "Compile with --dtype float32, or see what `gemma-neuron inspect SOURCE --values` says of the weights.",
         )
 
 

@@ -15,6 +15,7 @@ from gemma_neuron.reports import Figure
 from gemma_neuron.validation.bars import Bars
 from gemma_neuron.validation.compare import Distances
 from gemma_neuron.validation.golden import Golden
+from gemma_neuron.validation.golden_tensors import largest_logit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,7 @@ class Tolerance:
 
 def tolerance(bars: Bars, golden: Golden, dtype: str) -> Tolerance:
     """For a port of `dtype` against this golden."""
-    largest = max((text.largest for text in golden.texts.values()), default=1.0)
+    largest = largest_logit(golden.texts.values())
     reference = golden.provenance.producer.get("dtype", "float32")
     exact = bars.logits["float32"]
     noise = golden.provenance.noise

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from gemma_neuron.artifacts import write_json_atomic
 from gemma_neuron.chat import load_chat_assets
-from gemma_neuron.errors import ReferenceUnavailableError
+from gemma_neuron.errors import IntegrityError, ReferenceUnavailableError
 from gemma_neuron.port import VERDICT_NAME
 from gemma_neuron.reports import LevelResult, ValidationReport
+from gemma_neuron.unchanged import FilesBefore
 from gemma_neuron.validation.bars import read_bars
 from gemma_neuron.validation.context import LevelContext, follow_up, result
 from gemma_neuron.validation.drift import measure_drift
@@ -27,7 +28,7 @@ from gemma_neuron.validation.find import (
     refuse_other_weights,
     source_files,
 )
-from gemma_neuron.validation.golden import Golden
+from gemma_neuron.validation.golden import Golden, golden_path
 from gemma_neuron.validation.levels import chat as level_chat
 from gemma_neuron.validation.levels import generation, logits, position, prompt, reference, weights
 from gemma_neuron.validation.prompts import (
@@ -36,7 +37,7 @@ from gemma_neuron.validation.prompts import (
     choose_prompts,
     forced_template,
 )
-from gemma_neuron.validation.questions import find_questions
+from gemma_neuron.validation.questions import find_questions, read_questions
 from gemma_neuron.validation.verdict import scope, verdict
 
 if TYPE_CHECKING:
@@ -74,22 +75,29 @@ class Options:
     drift: bool = False
 
 
+def require_inputs(options: Options) -> None:
+    """Raise what a file that the user names wrongly will raise, before a port of minutes is loaded."""
+    if options.questions is not None:
+        read_questions(options.questions)
+    if options.golden is not None:
+        golden_path(options.golden)
+    if options.force_template is not None:
+        forced_template(options.force_template, None).close()
+
+
 def validate(
     port: Port,
     runner: Runner,
     options: Options | None = None,
     *,
     hidden: Hidden | None = None,
+    before: FilesBefore | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> ValidationReport:
-    """Run the levels and write `validation.json`. `hidden`: the port's hidden states, for `drift`. Raises
-    ReferenceUnavailableError or IntegrityError."""
+    """Run the levels and write `validation.json`. `hidden`: the port's hidden states, for `drift`. `before`: the port's
+    files, taken before the runner read them. Raises ReferenceUnavailableError or IntegrityError."""
     options = options or Options()
-    if options.drift and options.checkpoint is None:
-        raise ReferenceUnavailableError(
-            "--drift runs stock transformers' layers, and the checkpoint is not at hand.",
-            "Give --checkpoint SOURCE.",
-        )
+    _require_drift(options)
     started = time.monotonic()
     context = prepare(port, runner, options)
     done: list[LevelResult] = []
@@ -105,6 +113,7 @@ def validate(
         if level == weights.LEVEL and found.status == "fail" and options.checkpoint is not None:
             # another checkpoint is no fault of the port, whether or not a golden is at hand
             refuse_other_weights(options.checkpoint, source_files(port))
+        _refuse_changes(before)
         done.append(replace(found, seconds=round(time.monotonic() - begun, 3)))
     drift = None
     if options.drift and hidden is not None and options.checkpoint is not None:
@@ -120,8 +129,27 @@ def validate(
         provenance=_provenance(context, options, time.monotonic() - started),
         drift=drift,
     )
+    _refuse_changes(before)
     write_json_atomic(port.path / VERDICT_NAME, {"schema": 1, **report.to_json()})
     return report
+
+
+def _require_drift(options: Options) -> None:
+    if options.drift and options.checkpoint is None:
+        raise ReferenceUnavailableError(
+            "--drift runs stock transformers' layers, and the checkpoint is not at hand.",
+            "Give --checkpoint SOURCE.",
+        )
+
+
+def _refuse_changes(before: FilesBefore | None) -> None:
+    """A verdict about files that were changed meanwhile would be about neither the old nor the new."""
+    changed = before.changed() if before is not None else None
+    if changed is not None:
+        raise IntegrityError(
+            f"{changed} There is no verdict.",
+            "Run validate again when nothing else writes to the port.",
+        )
 
 
 def prepare(port: Port, runner: Runner, options: Options) -> LevelContext:

@@ -20,6 +20,7 @@ from gemma_neuron.validation.golden import load_golden
 from gemma_neuron.validation.make import make_golden
 from gemma_neuron.validation.prompts import GoldenPrompts, GreedyPrompt, TeacherText
 from gemma_neuron.validation.validator import Options, validate
+from tests.cli_process import run_main
 from tests.tiny import write_tiny_gemma4
 from tests.validation.ports import make_port
 from tests.validation.stock_runner import StockRunner
@@ -53,7 +54,7 @@ def edit(made: Path, folder: Path, **changes: Any) -> Path:
     """A committed copy with other provenance."""
     folder.mkdir()
     for file in (made, made.with_suffix(".json")):
-        shutil.copy(file, folder / file.name)
+        shutil.copy(file, folder / f"g{file.suffix}")
     provenance = json.loads((folder / "g.json").read_text())
     write_json_atomic(folder / "g.json", provenance | changes)
     CommittedSet(folder, "g").commit(["g.safetensors", "g.json"])
@@ -101,6 +102,34 @@ def test_of_something_else_is_refused(
         load_golden(path, identity)
 
 
+def test_a_golden_for_base_scope_is_made_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`golden --base` for `validate --base` of a model that has a template: completions, not conversations."""
+    source = write_tiny_gemma4(tmp_path / "source", layers=2, dtype="float32")
+    questions = Path(__file__).parent / "small.toml"
+    asked = ("golden", source, "--out", tmp_path / "g", "--prompts", questions, "--json")
+    ended = run_main(capsys, *asked, "--base")
+    assert ended.code == 0, ended.err
+    golden = load_golden(tmp_path / "g")
+    assert [p.text for p in golden.provenance.prompts if p.text] == ["One and"]
+    port = make_port(source, tmp_path / "port", tp=1, max_context=96)
+    fingerprints = port.record.fingerprints.model_copy(
+        update={"checkpoint": golden.provenance.checkpoint_digest}
+    )
+    port.write_record(port.record.model_copy(update={"fingerprints": fingerprints}))
+    found = validate(
+        port,
+        StockRunner(source, max_context=96),
+        Options(golden=tmp_path / "g.safetensors", questions=questions, base=True),
+    )
+    assert found.scope == "base"
+    assert [found.levels[n].status for n in (1, 3, 5)] == ["pass"] * 3, found.levels
+    for left_out in (found.levels[0], found.levels[6]):
+        assert left_out.status == "not-run" and "--base" in left_out.reason, left_out
+    assert found.token_match["compared"] == found.token_match["equal"] > 0
+
+
 def test_damaged_file_is_refused(made: Path, tmp_path: Path) -> None:
     path = edit(made, tmp_path / "x")
     data = bytearray(path.read_bytes())
@@ -135,6 +164,13 @@ def test_bfloat16_port_is_held_against_measured_noise(source: Path, tmp_path: Pa
     carried = validate(other, runner, Options(golden=golden, questions=questions, levels=compare))
     assert [item.status for item in carried.levels] == [item.status for item in first.levels]
     assert (other.golden_folder / golden.name).is_file()
+    # named otherwise, it is kept under its key all the same, and the next run finds it
+    named = edit(golden, tmp_path / "x")
+    third = make_port(source, tmp_path / "third", tp=1, dtype="bfloat16", max_context=96)
+    validate(third, runner, Options(golden=named, questions=questions, levels=compare))
+    assert [path.name for path in third.golden_folder.glob("*.safetensors")] == [golden.name]
+    found = validate(third, runner, Options(checkpoint=source, questions=questions, levels=compare))
+    assert found.provenance["golden"]["reused"]
 
 
 def test_checkpoint_of_other_weights_is_refused(source: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,10 +15,12 @@ from safetensors.numpy import save_file
 from gemma_neuron.artifacts import CommittedSet, write_json_atomic
 from gemma_neuron.errors import CheckpointError, IntegrityError
 from gemma_neuron.places import require_place
-from gemma_neuron.validation.golden import Provenance, load_golden
+from gemma_neuron.validation.golden import GoldenIdentity, Provenance, load_golden
+from gemma_neuron.validation.golden_noise import Noise
+from gemma_neuron.validation.golden_tensors import GoldenText
 from gemma_neuron.validation.levels import position
 from gemma_neuron.validation.levels.logits import _largest
-from gemma_neuron.validation.make import mean_loss, teach
+from gemma_neuron.validation.make import _require_judgeable, mean_loss, teach
 from gemma_neuron.validation.prompts import TeacherText
 from tests.cli_process import run_main
 from tests.tiny import write_tiny_gemma4
@@ -37,13 +40,13 @@ FACTS: dict[str, Any] = {
     "shuffled_loss": 2.0,
     "sanity_tokens": 9,
 }
-NOISE = {
+NOISE: dict[str, Any] = {
     "dtype": "bfloat16",
     "relative": 0.1,
-    "top": {"5": 0.1},
+    "top": {"5": 0.1, "50": 0.1, "1000": 0.1},
     "kl": 0.1,
-    "pearson": 0.9,
-    "gap": 1,
+    "pearson": 0.99,
+    "gap": 0.1,
 }
 
 
@@ -131,6 +134,11 @@ def test_wrong_tensors_are_refused(
         {"shuffled_loss": float("inf")},
         {"noise": NOISE | {"relative": float("nan")}},
         {"noise": NOISE | {"gap": float("inf")}},
+        {"noise": NOISE | {"gap": -0.1}},
+        {"noise": NOISE | {"pearson": 1.1}},
+        {"noise": NOISE | {"top": {"5": 0.1, "50": 0.1}}},
+        {"noise": NOISE | {"top": {**NOISE["top"], "50": -0.1}}},
+        {"sanity_loss": -1.0},
         {"format": 2},
         {"producer": ["transformers 5"]},
     ],
@@ -138,6 +146,51 @@ def test_wrong_tensors_are_refused(
 def test_wrong_provenance_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(IntegrityError, match="not a golden's provenance of format 3"):
         load_golden(committed(tmp_path, tensors(), **changes))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"relative": 0.21}, "0.21 of the largest logit \\(limit 0.2\\)"),
+        ({"relative": 1e30}, "1e\\+30 of the largest logit"),
+        ({"top": {**NOISE["top"], "5": 0.3}}, "0.3 of the largest logit among the likeliest"),
+        ({"kl": 50}, "50 nats of KL"),
+        ({"gap": 0.5}, "0.5 of the largest logit in the lead"),
+        ({"pearson": 0.5}, "a Pearson correlation of 0.5"),
+    ],
+)
+def test_noise_that_no_model_has_is_refused(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    """It widens the bars of levels 3 to 5: with more of it, any port passes."""
+    path = committed(tmp_path, tensors(), noise=NOISE | change)
+    with pytest.raises(IntegrityError, match=words) as caught:
+        load_golden(path)
+    assert str(path) in caught.value.message and caught.value.exit_code == 5
+
+
+def test_experts_are_allowed_more_noise(tmp_path: Path) -> None:
+    """A rounding that turns a router's choice is no fault of a port; even so there is a limit."""
+    facts = GoldenIdentity(
+        checkpoint_digest="c", template_sha256="t", prompts_digest="p", dtype="float32",
+        noise_dtype="bfloat16", files={}, experts=True,
+    )  # fmt: skip
+    noise = NOISE | {"relative": 0.5, "pearson": 0.7}
+    assert load_golden(committed(tmp_path, tensors(), noise=noise), facts).provenance.noise
+    with pytest.raises(IntegrityError, match=r"is 0\.5 of the largest logit"):
+        load_golden(tmp_path / "g", replace(facts, experts=False))
+    with pytest.raises(IntegrityError, match=r"is 1\.1 of the largest logit \(limit 1\)"):
+        load_golden(committed(tmp_path, tensors(), noise=noise | {"relative": 1.1}), facts)
+
+
+def test_a_checkpoint_that_bfloat16_cannot_hold_makes_no_golden() -> None:
+    row = np.ones(1, np.float32)
+    text = GoldenText("a", np.ones(1, np.int32), np.ones((1, 8), np.float32), None, row, row)
+    _require_judgeable(Noise.model_validate(NOISE), {"a": text}, experts=False)
+    _require_judgeable(None, {"a": text}, experts=False)
+    with pytest.raises(CheckpointError, match="no bfloat16 port of this") as caught:
+        _require_judgeable(Noise.model_validate(NOISE | {"kl": 9}), {"a": text}, experts=False)
+    assert "--dtype float32" in caught.value.hint
 
 
 def test_what_is_no_safetensors_file_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gemma_neuron.chat import lint_prompt
 from gemma_neuron.reports import LevelResult
-from gemma_neuron.validation.context import LevelContext, from_problems
+from gemma_neuron.validation.context import LevelContext, from_problems, result
 from gemma_neuron.validation.prompts import QUESTIONS, GreedyPrompt
 
 LEVEL = 0
@@ -22,7 +22,8 @@ def run(context: LevelContext) -> LevelResult:
     problems: list[str] = []
     linted: dict[str, list[str]] = {}
     for prompt in prompts:
-        found = lint_prompt(prompt.ids, prompt.text, assets) if prompt.text else []
+        plain = context.scope == "base"
+        found = lint_prompt(prompt.ids, prompt.text, assets, plain=plain) if prompt.text else []
         found += _role_problems(context, prompt)
         if found:
             linted[prompt.name] = found
@@ -32,7 +33,7 @@ def run(context: LevelContext) -> LevelResult:
     )  # what names the cause first
     problems += [*_template_problems(context, lines), *lines, *_stop_problems(context)]
     asked = [prompt for prompt in prompts if prompt.text]
-    if not asked:
+    if not asked and context.by_name:
         problems.append(
             f"no question of {context.questions.origin} can be rendered for scope {context.scope}"
         )
@@ -44,7 +45,14 @@ def run(context: LevelContext) -> LevelResult:
         "stop_token_ids": sorted(assets.stop_ids),
         "example": asked[0].text[-200:] if asked else "",
     }
-    return from_problems(LEVEL, problems, _passed(context, len(asked)), detail)
+    if not problems and not asked:  # nobody looked
+        none = f"{context.questions.origin} has no question for scope {context.scope}"
+        return result(LEVEL, "not-run", none, detail)
+    passed = _passed(context, len(asked))
+    if not problems and context.base_asked and assets.template is not None:
+        reason = f"{passed} as plain text; --base leaves out the template's part"
+        return result(LEVEL, "not-run", reason, detail)
+    return from_problems(LEVEL, problems, passed, detail)
 
 
 def _passed(context: LevelContext, asked: int) -> str:

@@ -20,6 +20,9 @@ LEVEL = 2
 def run(context: LevelContext) -> LevelResult:
     """Judge the golden's own answers and losses."""
     golden = context.reference
+    if not context.by_name:
+        none = f"{context.questions.origin} has no question for scope {context.scope}"
+        return result(LEVEL, "not-run", none)
     asked = [name for name in context.by_name if context.prompt(name) is not None]
     other = [name for name in asked if not context.in_golden(name)]
     judged = judge_all(
