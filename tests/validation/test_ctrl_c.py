@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gemma_neuron import pipeline
 from gemma_neuron.artifacts import CommittedSet
+from tests.cli_process import run_main
 from tests.tiny import write_tiny_gemma4
 
 QUESTIONS = Path(__file__).parent / "small.toml"
@@ -47,3 +50,26 @@ def test_golden_stopped_by_ctrl_c(tmp_path: Path, as_json: bool) -> None:
         assert said == ""
     assert CommittedSet(out.parent, "g").manifest() is None
     assert not [path.name for path in out.parent.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)], ids=["ctrl-c", "term"]
+)
+def test_a_signal_whose_exception_c_code_replaced(
+    number: int, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch does where it asks a storage for its length: a ValueError of its own, without a trace of the signal."""
+
+    def inspected(*args: object, **options: object) -> None:
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(number)
+        raise ValueError("could not determine the shape")
+
+    monkeypatch.setattr(pipeline, "inspected", inspected)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        ended = run_main(capsys, "inspect", "x", "--json")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.code == code and json.loads(ended.out)["error"]["exit_code"] == code
+    assert "error: Stopped by" in ended.err
