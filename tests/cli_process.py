@@ -20,7 +20,8 @@ class Ended:
 
 def run_main(capsys: pytest.CaptureFixture[str], *arguments: object) -> Ended:
     """As a process of its own would end, without the second it takes to start one."""
-    before, handler = sys.argv, signal.getsignal(signal.SIGTERM)
+    before = sys.argv
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     sys.argv = ["gemma-neuron", *map(str, arguments)]
     capsys.readouterr()
     try:
@@ -28,7 +29,8 @@ def run_main(capsys: pytest.CaptureFixture[str], *arguments: object) -> Ended:
             main()
     finally:
         sys.argv = before
-        signal.signal(signal.SIGTERM, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     shown = capsys.readouterr()
     assert isinstance(ended.value.code, int)
     return Ended(ended.value.code, shown.out, shown.err)

@@ -61,10 +61,12 @@ def make_golden(
 ) -> Golden:
     """Run stock transformers over `prompts` and commit the golden at `out` (its safetensors file).
 
-    `memory`: bytes the reference may use; None: what is free.
+    `memory`: bytes the reference may use; None: what is free. Raises DoesNotFitError when they hold no layer.
     """
     before = FilesBefore.of([source / "config.json", *sorted(source.glob("*.safetensors"))])
     reference = open_reference(source, identity.dtype, memory)
+    if memory is not None:
+        reference.require_room(memory)
     texts, losses = _teach_all(reference, prompts, progress)
     tensors: Tensors = {}
     records = []

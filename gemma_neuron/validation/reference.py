@@ -7,6 +7,7 @@ asked in one pass, so that a pass reads every layer once. Small models keep thei
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gemma_neuron.errors import DoesNotFitError
 from gemma_neuron.machine import free_memory
 from gemma_neuron.validation.stock.layers import LayerWeights, fill_rest
 from gemma_neuron.validation.stock.skeleton import IMPLEMENTATION, Skeleton, open_skeleton
@@ -117,6 +119,16 @@ class Reference:
             "device": "cpu",
             "layers_in_memory": "all" if self.resident else "one",
         }
+
+    def require_room(self, memory: int) -> None:
+        """Raise DoesNotFitError when so many bytes do not hold a layer and what always comes beside it."""
+        least = self._layers.largest_bytes + LEAST_MEMORY
+        if memory < least:
+            raise DoesNotFitError(
+                f"The reference takes {least:,} bytes at least, one layer's weights and {LEAST_MEMORY:,} for what it "
+                f"computes; --host-memory allows {memory:,}.",
+                f"--host-memory {math.ceil(least / 10**9)}GB",
+            )
 
     def read(
         self, texts: Sequence[Sequence[int]], progress: Progress = lambda _: None

@@ -130,6 +130,16 @@ def test_a_golden_for_base_scope_is_made_elsewhere(
     assert found.token_match["compared"] == found.token_match["equal"] > 0
 
 
+def test_memory_that_holds_no_layer_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_tiny_gemma4(tmp_path / "source", layers=2, dtype="float32")
+    asked = ("golden", source, "--out", tmp_path / "g", "--host-memory", "1MB")
+    ended = run_main(capsys, *asked)
+    assert ended.code == 4 and "--host-memory allows 1,000,000" in ended.err, ended.err
+    assert "--host-memory 2GB" in ended.err and not list(tmp_path.glob("g*"))
+
+
 def test_damaged_file_is_refused(made: Path, tmp_path: Path) -> None:
     path = edit(made, tmp_path / "x")
     data = bytearray(path.read_bytes())

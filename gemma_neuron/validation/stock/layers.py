@@ -40,6 +40,14 @@ class LayerWeights:
         width: int = max(layer.mlp.gate_proj.out_features for layer in layers)
         return self.dtype.itemsize * (values + 4 * width)
 
+    @property
+    def largest_bytes(self) -> int:
+        """What the largest layer's own tensors take; experts are taken one at a time."""
+        values = (
+            sum(self.stored.view(name).numel() for name in names.values()) for names in self._names
+        )
+        return self.dtype.itemsize * max(values)
+
     def each(self) -> Iterator[nn.Module]:
         """The layers in order, each with its weights while it is the current one."""
         spare: Spare = []
