@@ -64,7 +64,7 @@ def find_golden(
         return load_golden(out, identity)
     if checkpoint is None:
         return _any_golden(folder, identity)
-    _refuse_other_config(checkpoint, config)
+    refuse_other_config(checkpoint, config)
     refuse_other_weights(checkpoint, identity.files)
     return make_golden(checkpoint, prompts, identity, out, follow_up=follow_up, progress=progress)
 
@@ -102,13 +102,27 @@ def _any_golden(folder: Path, identity: GoldenIdentity) -> Golden | None:
     return None
 
 
-def _refuse_other_config(checkpoint: Path, config: Path) -> None:
-    """The same weights under another config are another model: its reference would tell against a sound port."""
-    if _json(checkpoint / config.name) != _json(config):
+def refuse_other_config(checkpoint: Path, config: Path) -> None:
+    """The same weights under another config are another model: its reference would tell against a sound port.
+
+    Token ids change none of its numbers: what a port lacks among its stop ids is level 0's to say.
+    """
+    theirs, own = (_without_token_ids(_json(path)) for path in (checkpoint / config.name, config))
+    if theirs != own:
         raise IntegrityError(
             f"--checkpoint {checkpoint}: its config.json is not the one the port was made from.",
             OTHER_CHECKPOINT_HINT,
         )
+
+
+def _without_token_ids(config: Any) -> Any:
+    if not isinstance(config, dict):
+        return config
+    return {
+        key: _without_token_ids(value)
+        for key, value in config.items()
+        if not key.endswith("_token_id")
+    }
 
 
 def _json(path: Path) -> Any:

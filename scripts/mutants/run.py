@@ -44,7 +44,7 @@ def judged(subject: Subject, work: Path, fault: Fault | None) -> dict[str, Any]:
     port = _copy(subject, work)
     if fault is not None and fault.kind != "graph":
         fault.apply(port)  # type: ignore[call-arg, arg-type]
-        _commit_again(port)
+        commit_again(port)
     options = Options(
         checkpoint=subject.checkpoint,
         questions=subject.questions,
@@ -94,7 +94,7 @@ def _keep_goldens(port: Port, goldens: Path) -> None:
     shutil.copytree(port.golden_folder, goldens, copy_function=_link_or_copy, dirs_exist_ok=True)
 
 
-def _commit_again(port: Port) -> None:
+def commit_again(port: Port) -> None:
     """Digests as if the fault had been there from the start; the record too knows the changed prompt."""
     for rank in range(port.plan.tp):
         manifest = port.rank_set(rank).manifest()
@@ -115,7 +115,7 @@ def _commit_again(port: Port) -> None:
 def _token_match(port: Port, runner: CpuRunner, report: ValidationReport) -> bool:
     """Whether the usual test passes: a runner just loaded, greedy tokens of one short prompt equal the reference's."""
     asked = _shortest(port, report.provenance["golden"]["digest"])
-    expected = asked.tokens.tolist()[:MATCHED_TOKENS]
+    expected: list[int] = asked.tokens.tolist()[:MATCHED_TOKENS]
     return greedy(runner, asked.prompt.tolist(), len(expected)) == expected
 
 

@@ -33,10 +33,8 @@ def run(context: LevelContext) -> LevelResult:
     )  # what names the cause first
     problems += [*_template_problems(context, lines), *lines, *_stop_problems(context)]
     asked = [prompt for prompt in prompts if prompt.text]
-    if not asked and context.by_name:
-        problems.append(
-            f"no question of {context.questions.origin} can be rendered for scope {context.scope}"
-        )
+    if not asked:
+        problems += _unasked_problems(context)
     detail: dict[str, Any] = {
         "prompts": len(asked),
         "prompts_with_findings": len(linted),
@@ -53,6 +51,18 @@ def run(context: LevelContext) -> LevelResult:
         reason = f"{passed} as plain text; --base leaves out the template's part"
         return result(LEVEL, "not-run", reason, detail)
     return from_problems(LEVEL, problems, passed, detail)
+
+
+def _unasked_problems(context: LevelContext) -> list[str]:
+    """Why there is no prompt, where that is a fault of the port."""
+    questions = context.questions
+    if context.by_name:
+        return [f"no question of {questions.origin} can be rendered for scope {context.scope}"]
+    if questions.own and context.assets.template is None:
+        return [
+            f"{questions.origin} asks in conversations only, and the model has no chat template: was it left behind?"
+        ]
+    return []
 
 
 def _passed(context: LevelContext, asked: int) -> str:
