@@ -148,7 +148,7 @@ class _File(BaseModel):
 
 
 class QuestionSet(BaseModel):
-    """A set with where it came from; `digest` is of the file's bytes; `own`: it came with the checkpoint."""
+    """A set with where it came from; `digest` is of the file's bytes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -156,7 +156,6 @@ class QuestionSet(BaseModel):
     digest: str
     sanity: str
     questions: tuple[Question, ...]
-    own: bool = False
 
     def for_scope(self, scope: str) -> tuple[tuple[str, Question], ...]:
         """(name, question) of the scope's questions: completions for base, the rest for chat.
@@ -225,6 +224,5 @@ def find_questions(chosen: Path | None, folders: tuple[Path, ...]) -> QuestionSe
         return read_questions(chosen)
     for folder in folders:
         if (folder / FILE_NAME).is_file():
-            found = read_questions(folder / FILE_NAME, f"the checkpoint's {FILE_NAME}")
-            return found.model_copy(update={"own": True})
+            return read_questions(folder / FILE_NAME, f"the checkpoint's {FILE_NAME}")
     return read_questions(GENERAL, "the packaged general set")

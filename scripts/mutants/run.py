@@ -45,11 +45,7 @@ def judged(subject: Subject, work: Path, fault: Fault | None) -> dict[str, Any]:
     if fault is not None and fault.kind != "graph":
         fault.apply(port)  # type: ignore[call-arg, arg-type]
         commit_again(port)
-    options = Options(
-        checkpoint=subject.checkpoint,
-        questions=subject.questions,
-        base=load_chat_assets(port.source_folder).template is None,
-    )
+    options = Options(checkpoint=subject.checkpoint, questions=subject.questions)
     with MonkeyPatch.context() as patch:
         built_from = Port(work)
         if fault is not None and fault.kind == "graph":

@@ -58,9 +58,10 @@ def _unasked_problems(context: LevelContext) -> list[str]:
     questions = context.questions
     if context.by_name:
         return [f"no question of {questions.origin} can be rendered for scope {context.scope}"]
-    if questions.own and context.assets.template is None:
+    if context.assets.template is None and not context.base_asked:
         return [
-            f"{questions.origin} asks in conversations only, and the model has no chat template: was it left behind?"
+            f"{questions.origin} asks in conversations only, and the model has no chat template: was it left "
+            "behind? (A base model is asked with --base.)"
         ]
     return []
 
