@@ -245,6 +245,10 @@ class RayEngine:
         """See `Engine.busy`; False for a worker that is gone."""
         return handle in self._workers and self._workers[handle].busy
 
+    def has(self, handle: WorkerHandle) -> bool:
+        """See `Engine.has`."""
+        return handle in self._workers
+
     def kill(self, handle: WorkerHandle) -> None:
         """See `Engine.kill`. On a machine that is cut off, its post ends it."""
         worker = self._workers.pop(handle, None)

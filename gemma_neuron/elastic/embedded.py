@@ -163,6 +163,10 @@ class EmbeddedEngine:
         """See `Engine.busy`; False for a worker that is gone."""
         return handle in self._workers and self._workers[handle].busy
 
+    def has(self, handle: WorkerHandle) -> bool:
+        """See `Engine.has`."""
+        return handle in self._workers
+
     def kill(self, handle: WorkerHandle) -> None:
         """See `Engine.kill`. One that has nothing to do may first put away what its libraries hold."""
         worker = self._workers.get(handle)

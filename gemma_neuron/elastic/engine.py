@@ -74,6 +74,9 @@ class Engine(Protocol):
     def busy(self, handle: WorkerHandle) -> bool:
         """Whether a call's outcome has not been taken by `wait` yet."""
 
+    def has(self, handle: WorkerHandle) -> bool:
+        """Whether a worker is there, as far as `wait` has told: False once its end was an outcome, or it was killed."""
+
     def kill(self, handle: WorkerHandle) -> None:
         """End a worker and everything it started; returns when it is gone."""
 

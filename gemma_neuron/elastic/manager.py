@@ -135,6 +135,8 @@ class Manager:
         """Before beginning again: survivors leave the broken call within `survivor_seconds` or are ended, and
         those that died unseen are inactive."""
         end = time.monotonic() + self.survivor_seconds
+        # One look at the workers may have told of several ends, of which the attempt raised one.
+        self._active = {index: h for index, h in self._active.items() if self.engine.has(h)}
         while self._active:
             left = end - time.monotonic()
             busy = [handle for handle in self.workers if self.engine.busy(handle)]

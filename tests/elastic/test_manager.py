@@ -113,6 +113,21 @@ def test_pause_and_resume_after_a_kill(trainer: Callable[[int], Trainer], rank: 
     )
 
 
+def test_two_that_die_at_once_are_both_replaced(trainer: Callable[[int], Trainer]) -> None:
+    """One look at the workers tells of both, and only one fault is what the attempt ends with."""
+    job = trainer(3)
+
+    def kill_two() -> None:
+        for handle in job.manager.workers[:2]:
+            os.kill(handle.pid, signal.SIGKILL)
+        time.sleep(0.5)
+
+    run = job.manager.elastic_retry(poll_interval=0.05, timeout=20)(job.run)
+    assert run(Once(3, kill_two)) == undisturbed()
+    assert job.worlds == [3] * STEPS
+    assert [event for event, _ in job.lines].count("retry") == 1
+
+
 def test_a_stopped_replica_is_replaced(trainer: Callable[[int], Trainer]) -> None:
     job = trainer(2)
     stop = Once(2, lambda: os.kill(job.manager.workers[1].pid, signal.SIGSTOP))
