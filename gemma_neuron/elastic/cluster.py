@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from signal import SIGKILL
 from typing import Any
 
+from gemma_neuron.elastic.census import Census
 from gemma_neuron.elastic.engine import DEADLINE_SECONDS, Outcome, WorkerHandle, WorkerSpec
 from gemma_neuron.elastic.faults import NodeLost, ReplicaDownError, WorkerDied, WorkerHung
 from gemma_neuron.elastic.head import join
 from gemma_neuron.elastic.post import SLICE_SECONDS, Post, Reply, is_gone, kill_post
+from gemma_neuron.elastic.room import Room
 
 POLL_SECONDS = 0.25
 START_SECONDS = 120.0
@@ -25,6 +27,7 @@ START_SECONDS = 120.0
 NODE_SECONDS = 25.0
 """A post that cannot be reached for so long is lost with its node; Ray itself takes about 16 s to say so."""
 END_SECONDS = 10.0
+CLUSTER_LIMIT = 1024
 POLITENESS = "RAY_worker_niceness"
 """Ray would run posts at nice 15, and their workers so too: on a machine with other work they starve, and miss their
 heartbeats."""
@@ -32,12 +35,13 @@ heartbeats."""
 
 @dataclass(slots=True)
 class _Remote:
-    """One worker, as its controller knows it. `asked`: since when `pending` is; `missed`: since when it cannot be
-    reached."""
+    """One worker, as its controller knows it. `address`: where other machines reach its own; `asked`: since when
+    `pending` is; `missed`: since when it cannot be reached."""
 
     post: Any
     pid: int
     node: str
+    address: str
     seen: int = 0
     pending: Any = None
     asked: float = 0.0
@@ -48,8 +52,10 @@ class _Remote:
 class RayEngine:
     """Workers on the machines of the cluster at `address` ("auto": the one this machine is part of).
 
-    Each takes `cpus`, `memory` bytes and `resources` (such as neuron_cores) of a machine, by the cluster's own count.
-    The toolkit is installed on all of them.
+    Each takes `cpus`, `gpus`, `memory` bytes and `resources` (such as neuron_cores) of a machine, by the cluster's own
+    count. The toolkit is installed on all of them. `calls`: the modules of what they are called for: a post has them
+    before it is asked anything, since one that imports from a cold disk gives no sign of life. `room`: how many workers
+    there may be, whatever the cluster has.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class RayEngine:
         address: str = "auto",
         preload: Sequence[str] = (),
         *,
+        calls: Sequence[str] = (),
         cpus: float = 1.0,
         memory: int = 0,
         resources: Mapping[str, float] | None = None,
@@ -64,8 +71,11 @@ class RayEngine:
     ) -> None:
         """Join the cluster. Raises BackendUnavailableError without Ray, EnvironmentProblem without a cluster."""
         self._ray, self._head = join(address)
-        self._preload = list(preload)
+        self.census = Census(self._ray, self._head)
+        self.room = Room(CLUSTER_LIMIT)
+        self._modules = [*preload, *calls], list(calls)
         self.cpus, self.memory, self.resources = cpus, memory, dict(resources or {})
+        self.gpus = 0
         self._start_seconds = start_seconds
         self._workers: dict[WorkerHandle, _Remote] = {}
 
@@ -77,15 +87,16 @@ class RayEngine:
             max_task_retries=0,
             max_concurrency=2,
             num_cpus=self.cpus,
+            num_gpus=self.gpus,
             memory=self.memory or None,
             resources=self.resources,
             runtime_env={"env_vars": {POLITENESS: "0"}},
         )
         post = None
         try:
-            post = self._head.asked(lambda: made.remote(self._preload))
+            post = self._head.asked(lambda: made.remote(*self._modules))
             pid = self._got(post.start.remote(spec), self._start_seconds)
-            node, own_pid = self._got(post.where.remote(), self._start_seconds)
+            node, address, own_pid = self._got(post.where.remote(), self._start_seconds)
         except (ray.exceptions.RayError, TimeoutError) as error:
             if post is not None:
                 self._drop(post)
@@ -94,7 +105,7 @@ class RayEngine:
             self._drop(post)
             raise pid
         handle = WorkerHandle(spec, pid)
-        self._workers[handle] = _Remote(post, own_pid, node)
+        self._workers[handle] = _Remote(post, own_pid, node, address)
         return handle
 
     def _got(self, reference: Any, seconds: float) -> Any:
@@ -118,6 +129,10 @@ class RayEngine:
             "`ray status` shows its machines and what is free.",
             rank=spec.rank,
         )
+
+    def address(self, handle: WorkerHandle) -> str:
+        """Of the machine a worker is on, as the cluster's others reach it."""
+        return self._workers[handle].address
 
     def call(self, handle: WorkerHandle, function: Callable[..., Any], *arguments: Any) -> None:
         """See `Engine.call`. A worker that is gone is told of by `wait`."""
@@ -214,7 +229,7 @@ class RayEngine:
 
     def _end_of(self, handle: WorkerHandle, worker: _Remote) -> ReplicaDownError:
         """Why a post is gone: with its node, or alone; then its worker was killed by its lifeline."""
-        if self._head.is_gone() or not self._is_up(worker.node):
+        if self._head.is_gone() or not self.census.is_up(worker.node):
             return self._cut_off(handle)
         spec = handle.spec
         return WorkerDied(
@@ -229,12 +244,9 @@ class RayEngine:
             pid=handle.pid,
         )
 
-    def _is_up(self, node: str) -> bool:
-        rows = self._asked(self._ray.nodes) or []
-        return any(row["NodeID"] == node and row["Alive"] for row in rows)
-
     def _lost(self, handle: WorkerHandle, fault: ReplicaDownError) -> Outcome:
         self._drop(self._workers.pop(handle).post)
+        self.room.left()
         return Outcome(handle, fault=fault)
 
     def _drop(self, post: Any) -> None:
@@ -259,26 +271,20 @@ class RayEngine:
         except self._ray.exceptions.RayError:
             self._kill_post(worker)
         self._drop(worker.post)
+        self.room.left()
+
+    @property
+    def _wanted(self) -> dict[str, float]:
+        return {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory, **self.resources}
 
     def capacity(self) -> int:
-        """How many more workers the cluster's free resources hold, by its own count."""
-        return self._hold(self._asked(self._ray.available_resources) or {})
+        """How many more workers the cluster's free resources hold, by its own count, and `room` allows."""
+        allowed = self.room.free(len(self._workers))
+        return min(allowed, self.census.free(self._wanted)) if allowed else 0
 
     def places(self) -> int:
         """How many workers its living machines hold in all, each taken for itself; free or not."""
-        rows = self._asked(self._ray.nodes) or []
-        return sum(self._hold(row["Resources"]) for row in rows if row["Alive"])
-
-    def _hold(self, found: Mapping[str, float]) -> int:
-        wanted = {"CPU": self.cpus, "memory": self.memory, **self.resources}
-        return min(int(found.get(name, 0) / count) for name, count in wanted.items() if count > 0)
-
-    def _asked(self, ask: Callable[[], Any]) -> Any:
-        """What the head says, None where it says nothing."""
-        try:
-            return None if self._head.is_gone() else self._head.asked(ask)
-        except (self._ray.exceptions.RayError, RuntimeError, TimeoutError):
-            return None
+        return self.census.places(self._wanted)
 
     def close(self) -> None:
         """End all workers and leave the cluster."""

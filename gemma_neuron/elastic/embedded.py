@@ -22,6 +22,7 @@ from typing import Any
 from gemma_neuron.elastic.child import Pipes, guard, serve
 from gemma_neuron.elastic.engine import START_SECONDS, Outcome, WorkerHandle, WorkerSpec
 from gemma_neuron.elastic.faults import ReplicaDownError, WorkerDied, WorkerHung
+from gemma_neuron.elastic.room import Room
 
 REAP_SECONDS = 5.0
 GOODBYE_SECONDS = 30.0
@@ -72,8 +73,7 @@ class EmbeddedEngine:
         limit: int = EMBEDDED_LIMIT,
         regrow_seconds: float = 0.0,
     ) -> None:
-        self.limit, self.regrow_seconds = limit, regrow_seconds
-        self._free_from: list[float] = []
+        self.room = Room(limit, regrow_seconds)
         _quiet_tracker()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([WARMING, *preload])
@@ -184,7 +184,7 @@ class EmbeddedEngine:
             os.killpg(handle.pid, signal.SIGKILL)
         worker.process.kill()
         worker.process.join(REAP_SECONDS)
-        self._free_from.append(time.monotonic() + self.regrow_seconds)
+        self.room.left()
         for pipe in (worker.calls, worker.beats, worker.lifeline):
             pipe.close()
         self._tell_guard(f"-{handle.pid}")
@@ -202,9 +202,7 @@ class EmbeddedEngine:
 
     def capacity(self) -> int:
         """Room under `limit`, less the places that stay empty for a while."""
-        now = time.monotonic()
-        self._free_from = [free for free in self._free_from if free > now]
-        return max(0, self.limit - len(self._workers) - len(self._free_from))
+        return self.room.free(len(self._workers))
 
     def close(self) -> None:
         """End all workers at once."""

@@ -7,6 +7,7 @@ post ends with the daemon that started it (Ray's raylet), and its worker with it
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import threading
@@ -33,11 +34,13 @@ Reply = tuple[str, Any]
 
 
 class Post:
-    """The actor's side. `outcome` and one other call may run at once. `preload` as the engine has it."""
+    """The actor's side. `outcome` and one other call may run at once. `preload`, `calls` as the engine has them."""
 
-    def __init__(self, preload: Sequence[str] = ()) -> None:
+    def __init__(self, preload: Sequence[str] = (), calls: Sequence[str] = ()) -> None:
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
         _forget_threads()
+        for name in calls:
+            importlib.import_module(name)
         self._engine = EmbeddedEngine(preload)
         self._lock = threading.Lock()
         self._handle: WorkerHandle | None = None
@@ -52,11 +55,12 @@ class Post:
             return fault
         return self._handle.pid
 
-    def where(self) -> tuple[str, int]:
-        """The machine, by the cluster's name for it, and this post's pid there."""
+    def where(self) -> tuple[str, str, int]:
+        """The machine, by the cluster's name and by its address for it, and this post's pid there."""
         import ray
 
-        return str(ray.get_runtime_context().get_node_id()), os.getpid()
+        node = str(ray.get_runtime_context().get_node_id())
+        return node, str(ray.util.get_node_ip_address()), os.getpid()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Begin a call. A worker that is gone is told of by `outcome`."""

@@ -213,7 +213,7 @@ def test_an_error_of_the_caller_ends_what_runs(shop: Shop) -> None:
     next(running)
     children = psutil.Process().children(recursive=True)
     running.close()  # type: ignore[attr-defined]
-    assert shop.engine.capacity() == shop.engine.limit
+    assert shop.engine.capacity() == shop.engine.room.limit
     assert len(psutil.Process().children(recursive=True)) < len(children)
 
 

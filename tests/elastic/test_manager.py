@@ -144,13 +144,13 @@ def test_resize_goes_on_with_fewer_and_grows_back_without_spending_failures(
     job = trainer(3)
 
     def lose_one() -> None:
-        job.engine.limit = 2
+        job.engine.room.limit = 2
         os.kill(job.manager.workers[2].pid, signal.SIGKILL)
 
     def at_step(step: int, lose: Once = Once(1, lose_one)) -> None:  # noqa: B008
         lose(step)
         if step == 3:
-            job.engine.limit = 3
+            job.engine.room.limit = 3
         if step >= 4 and job.manager.inactive_replica_indices:
             _eventually(lambda: bool(job.manager.available_inactive_replicas))
             raise ScaleUpSignalError("capacity is back")
@@ -214,7 +214,7 @@ def test_a_notice_for_one_replica_spends_the_preemption_budget(
 
 def test_too_few_replicas_is_a_timeout_and_no_retry(trainer: Callable[[int], Trainer]) -> None:
     job = trainer(2)
-    job.engine.limit = 1
+    job.engine.room.limit = 1
     run = job.manager.elastic_retry(poll_interval=0.05, timeout=0.3)(job.run)
     with pytest.raises(TimeoutError, match="1 of 2 replicas"):
         run()
