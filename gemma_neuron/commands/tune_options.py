@@ -17,7 +17,8 @@ AdapterOut = Annotated[
     Path, Option("--out", parser=path_of, help="The adapter's folder: new, or one to go on with.")
 ]
 Replicas = Annotated[
-    int | None, Option("--replicas", min=1, help="Workers; default: one a CUDA device, else 1.")
+    int | None,
+    Option("--replicas", min=1, help="Workers; default: one a CUDA device, else one a machine."),
 ]
 Threads = Annotated[
     int | None, Option("--threads", min=1, help="Of each replica; default: its share of the cores.")
@@ -53,6 +54,14 @@ HangAfter = Annotated[
 ]
 MaxFailures = Annotated[
     int, Option("--max-failures", min=0, help="Lost replicas to bear with no commit between.")
+]
+Cluster = Annotated[
+    str | None,
+    Option(
+        "--cluster",
+        metavar="ADDRESS",
+        help="Train on the machines of a Ray cluster: auto or HOST:PORT.",
+    ),
 ]
 Device = Annotated[str, Option("--device", help="auto, cpu or cuda.")]
 Report = Annotated[

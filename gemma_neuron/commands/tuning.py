@@ -49,6 +49,7 @@ def tune(
     hang_after: flags.HangAfter = 10.0,
     max_failures: flags.MaxFailures = 10,
     device: flags.Device = "auto",
+    cluster: flags.Cluster = None,
     mirror: Mirror = None,
     mirror_grace: MirrorGrace = 600.0,
     bucket_owner: BucketOwner = "",
@@ -85,6 +86,7 @@ def tune(
         regrow_after=regrow_after,
         hang_after=hang_after,
         max_failures=max_failures,
+        cluster=cluster,
         mirror=mirror_options(mirror, mirror_grace, bucket_owner, only_writer),
     )
     run_tune(source, request, report, as_json)

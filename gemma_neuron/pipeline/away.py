@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -35,6 +36,7 @@ from gemma_neuron.port import Port
 PATIENCE_SECONDS = 600.0
 """For a store that is away: a unit that took an hour is not given up for it."""
 LONGEST_WAIT = 10.0
+Answer = TypeVar("Answer")
 LOG_BYTES = 65536
 """Of each log's end, sent home with what failed."""
 
@@ -58,7 +60,7 @@ def compile_away(
     with _folder(store, job.name) as folder:
         part = replace(job.part, port=Port(folder))
         here = replace(job, part=part)
-        _persistently(context, "fetching", lambda: fetch_inputs(store, found, here))
+        persistently(context, "fetching", lambda: fetch_inputs(store, found, here))
         require_same(found.shortcut_key(part), job)
         try:
             result = worker.run(context, here)
@@ -67,7 +69,7 @@ def compile_away(
                 error.add_note(f"--- {log.name} on {platform.node()}\n{_end_of(log)}")
             raise
         entries = tuple(_entry(result.partial / name) for name in result.files)
-        _persistently(context, "uploading", lambda: _put(store, result.partial, entries))
+        persistently(context, "uploading", lambda: _put(store, result.partial, entries))
     return Made(result, entries)
 
 
@@ -124,8 +126,8 @@ def _put(store: Store, folder: Path, entries: tuple[FileEntry, ...]) -> None:
             send(store, key, folder / entry.name)
 
 
-def _persistently(context: WorkerContext, doing: str, act: Callable[[], None]) -> None:
-    """Try on while the store is away, for PATIENCE_SECONDS."""
+def persistently(context: WorkerContext, doing: str, act: Callable[[], Answer]) -> Answer:
+    """Try on while a store is away, for PATIENCE_SECONDS."""
     end = time.monotonic() + PATIENCE_SECONDS
     context.phase(doing)
     while True:

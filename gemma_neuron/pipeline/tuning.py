@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemma_neuron import __version__
-from gemma_neuron.artifacts import append_json_line, digest_bytes, digest_file, write_atomic
+from gemma_neuron.artifacts import append_json_line, digest_bytes, digest_file
 from gemma_neuron.elastic.events import EventLog
 from gemma_neuron.elastic.metadata import InstanceMetadata
 from gemma_neuron.elastic.notice import Notices
-from gemma_neuron.errors import EnvironmentProblem, UsageError
+from gemma_neuron.errors import UsageError
 from gemma_neuron.pipeline.depot import CheckpointDepot, kept_in
 from gemma_neuron.pipeline.locking import locked
+from gemma_neuron.pipeline.sites import elsewhere, here, joined, require_room
 from gemma_neuron.pipeline.sources import UNWATCHED, Watch, examined, fetch, open_any
-from gemma_neuron.tuning.plan import ElasticMode, Progress, Supervision, Surroundings, Tuned
+from gemma_neuron.pipeline.supervision import supervision
+from gemma_neuron.tuning.plan import ElasticMode, Progress, Surroundings, Tuned
 from gemma_neuron.tuning.recipe import PROJECTIONS, Recipe
 
 if TYPE_CHECKING:
+    from gemma_neuron.elastic.cluster import RayEngine
     from gemma_neuron.mirror.background import MirrorOptions
     from gemma_neuron.tuning.record import RunRecord
 
@@ -31,10 +30,6 @@ Notice = Callable[[str], None]
 Look = Callable[[Progress], None]
 LONGEST = 2048
 """Tokens of a sample where --max-length says nothing; the model's own limit may be lower."""
-NO_NEURON = (
-    "Training on Inferentia2 has ended: the Neuron SDK does not support PyTorch/XLA training since 2.30, and the "
-    "graphs that this toolkit builds for NeuronCores run forward only"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +60,8 @@ class TuneRequest:
     hang_after: float = 10.0
     max_failures: int = 10
     wait_for: float = 300.0
+    cluster: str | None = None
+    """Address of a Ray cluster whose machines the replicas are on; None is this machine."""
     mirror: MirrorOptions | None = None
 
 
@@ -79,24 +76,34 @@ def tuned(
 ) -> Tuned:
     """Train an adapter, or go on with one. `reading`, `look`: progress through the data, and of the training.
 
-    Raises UsageError (DataError for the data), what a source can raise, and what `Tuning.run` raises.
+    Raises UsageError (DataError for the data), what a source can raise, what `RayEngine` raises, and what `Tuning.run`
+    raises.
     """
+    with joined(request.cluster) as engine:
+        return _tuned(source_text, request, engine, Told(notice, reading, look, watch))
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Who is told what; see `tuned`."""
+
+    notice: Notice
+    reading: Notice
+    look: Look
+    watch: Watch
+
+
+def _tuned(source_text: str, request: TuneRequest, engine: RayEngine | None, told: Told) -> Tuned:
     from gemma_neuron.tuning.published import published
-    from gemma_neuron.tuning.record import (
-        EVENTS_NAME,
-        LOCK_NAME,
-        SAMPLES,
-        SCRATCH,
-        open_folder,
-        require_own,
-    )
+    from gemma_neuron.tuning.record import EVENTS_NAME, LOCK_NAME, open_folder, require_own
     from gemma_neuron.tuning.run import Tuning
 
-    asked = _supervision(request, notice)
-    require_own(request.out)
-    source = open_any(source_text, watch)
-    record, samples = _record(source_text, source.folder, examined(source), request, reading)
-    out = request.out
+    notice, out = told.notice, request.out
+    asked = supervision(request, notice, engine)
+    require_own(out)
+    source = open_any(source_text, told.watch)
+    audit = examined(source)
+    record, samples = _record(source_text, source.folder, audit, request, told.reading)
     with locked(out, LOCK_NAME):
         open_folder(out, record)
         events = EventLog(
@@ -109,18 +116,22 @@ def tuned(
                 if depot is not None:
                     depot.put(int(facts["steps"]))
             return _as_it_is(out, facts)
-        if fetch(source, watch):
-            examined(source)
-        write_atomic(out / SCRATCH / SAMPLES, samples)
+        if engine is None:
+            if fetch(source, told.watch):
+                examined(source)
+            site = here(source.folder, samples, out)
+        else:
+            require_room(engine, audit, asked, record.recipe, notice)
+            site = elsewhere(engine, source, record, samples)
         events.emit("started", run=record.id, replicas=asked.replicas)
         with (
             Notices(events, InstanceMetadata.here(), notice) as notices,
             kept_in(_depot(record, request, notice, events), notice) as depot,
         ):
             around = Surroundings(
-                notices=notices, events=events, tell=notice, progress=look, depot=depot
+                notices=notices, events=events, tell=notice, progress=told.look, depot=depot
             )
-            return Tuning(source.folder, out, record, asked, around).run()
+            return Tuning(site, out, record, asked, around).run()
 
 
 def _depot(
@@ -140,74 +151,13 @@ def _depot(
     )
 
 
-def _supervision(request: TuneRequest, notice: Notice) -> Supervision:
-    device, count = _device(request, notice)
-    replicas = request.replicas if request.replicas is not None else max(1, count)
-    if device == "cuda" and replicas > count:
-        raise UsageError(
-            f"--replicas {replicas}: torch sees {count} CUDA devices, and each replica needs one of its own.",
-            f"--replicas {count}",
-        )
-    minimum = request.min_replicas
-    if request.elastic == "pause" and minimum is not None:
-        raise UsageError(
-            "--min-replicas goes with --elastic resize; pause waits for all replicas.",
-            "--elastic resize",
-        )
-    if request.elastic == "resize":
-        minimum = 1 if minimum is None else minimum
-        if not 1 <= minimum <= replicas:
-            raise UsageError(
-                f"--min-replicas {minimum} is not between 1 and --replicas {replicas}.",
-                "Lower it.",
-            )
-    return Supervision(
-        replicas=replicas,
-        minimum=minimum,
-        save_every=request.save_every,
-        keep=request.keep,
-        regrow_seconds=request.regrow_after,
-        hang_seconds=request.hang_after,
-        max_failures=request.max_failures,
-        wait_seconds=request.wait_for,
-        device=device,
-        threads=request.threads or max(1, len(os.sched_getaffinity(0)) // replicas),
-    )
-
-
-def _device(request: TuneRequest, notice: Notice) -> tuple[str, int]:
-    """cpu or cuda, and how many CUDA devices torch sees."""
-    if request.device not in ("auto", "cpu", "cuda"):
-        if request.device == "neuron":
-            raise UsageError(f"--device neuron: {NO_NEURON}.", "--device cpu, or a GPU machine.")
-        raise UsageError(f"--device {request.device} is none of auto, cpu, cuda.", "--device cpu")
-    if importlib.util.find_spec("peft") is None:
-        raise EnvironmentProblem(
-            "`tune` puts its adapters on the model with peft, which is not installed.",
-            "pip install 'gemma-neuron[tune]'",
-        )
-    count = _cuda_devices() if request.device != "cpu" else 0
-    if request.device == "cuda" and not count:
-        raise UsageError("--device cuda: torch sees no CUDA device here.", "--device cpu")
-    if request.device == "auto" and not count and Path("/dev/neuron0").exists():
-        notice(f"device: cpu. {NO_NEURON}")
-    return ("cuda" if count else "cpu"), count
-
-
-def _cuda_devices() -> int:
-    if not Path("/dev/nvidiactl").exists():
-        return 0
-    import torch
-
-    return torch.cuda.device_count()
-
-
 def _record(
     source_text: str, folder: Path, audit: Any, request: TuneRequest, reading: Notice
 ) -> tuple[RunRecord, bytes]:
     """The run's identity and its sample file. Raises DataError, TemplateError, UsageError."""
     from gemma_neuron.chat import load_chat_assets
     from gemma_neuron.tuning.data import read_samples, sample_file
+    from gemma_neuron.tuning.numerics import versions
     from gemma_neuron.tuning.record import RunRecord
 
     limit = _longest(audit, request.max_length)
@@ -225,12 +175,7 @@ def _record(
         recipe=_recipe(request, len(samples)),
         model=local.resolve().name if local.is_dir() else source_text,
         data=request.data.name,
-        versions={
-            "gemma-neuron": __version__,
-            **{
-                name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft")
-            },
-        },
+        versions=versions(),
     )
     return record, data
 

@@ -36,6 +36,11 @@ class Supervision:
     threads: int = 1
 
     @property
+    def empty_seconds(self) -> float:
+        """How long the place of a lost replica stays empty: not at all where it is waited for."""
+        return 0.0 if self.minimum is None else self.regrow_seconds
+
+    @property
     def collective_seconds(self) -> float:
         return COLLECTIVE_SHARE * self.hang_seconds
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,8 @@ from blake3 import blake3
 from peft import LoraConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict
 from safetensors import safe_open
-from safetensors.torch import load_file, save
+from safetensors.numpy import load as load_arrays
+from safetensors.torch import load, load_file, save
 from torch import Tensor
 from torch.nn import functional
 
@@ -153,17 +154,17 @@ class Replica:
             STATE_FILE: (json.dumps(record, indent=1) + "\n").encode(),
         }
 
-    def restore(self, folder: Path | None) -> None:
-        """Take up a verified checkpoint, or the beginning."""
+    def restore(self, checkpoint: Path | Mapping[str, bytes] | None) -> None:
+        """Take up a verified checkpoint, from its folder or its files, or the beginning."""
         self.optimizer = self._new_optimizer()
-        if folder is None:
+        if checkpoint is None:
             self.losses = []
             with torch.no_grad():
                 self.vector.copy_(self.initial)
             return
-        training = load_file(folder / TRAINING_FILE)
+        training = _tensors(checkpoint, TRAINING_FILE)
         self.losses = training["losses"].tolist()
-        saved = load_file(folder / ADAPTER_FILE)
+        saved = _tensors(checkpoint, ADAPTER_FILE)
         with torch.no_grad():
             for name, tensor in get_peft_model_state_dict(self.model).items():
                 tensor.copy_(saved[name])
@@ -177,6 +178,15 @@ class Replica:
         """blake3 of the adapter's parameters."""
         return blake3(self.vector.detach().cpu().numpy().tobytes()).hexdigest()
 
+    def base_digest(self) -> str:
+        """blake3 of the base's tensors as they were loaded, names, dtypes and shapes with them."""
+        digest = blake3(max_threads=blake3.AUTO)
+        for name, tensor in self.model.state_dict().items():
+            if "lora_" not in name:
+                digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+                digest.update(tensor.reshape(-1).cpu().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
     def adapter_config(self) -> dict[str, Any]:
         """peft's record as plain JSON values: its enumerations would bring peft into the controller."""
         found = self.model.peft_config["default"].to_dict()
@@ -186,12 +196,15 @@ class Replica:
 
 
 class Samples:
-    """The sample file, mapped: ids int32 and learned uint8 [tokens], offsets int64 [samples + 1]."""
+    """The sample file, mapped where it is one: ids int32 and learned uint8 [tokens], offsets int64 [samples + 1]."""
 
-    def __init__(self, path: Path) -> None:
-        with safe_open(path, framework="np") as file:
-            self.ids, self.learned = file.get_tensor("ids"), file.get_tensor("learned")
-            self.offsets = file.get_tensor("offsets")
+    def __init__(self, file: Path | bytes) -> None:
+        if isinstance(file, bytes):
+            found = load_arrays(file)
+        else:
+            with safe_open(file, framework="np") as opened:
+                found = {name: opened.get_tensor(name) for name in ("ids", "learned", "offsets")}
+        self.ids, self.learned, self.offsets = found["ids"], found["learned"], found["offsets"]
 
     def _slice(self, index: int) -> slice:
         return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
@@ -206,6 +219,12 @@ class Samples:
         ids = torch.from_numpy(self.ids[part].astype(np.int64)).to(device)
         learned = torch.from_numpy(np.flatnonzero(self.learned[part])).to(device)
         return ids, learned - 1, ids[learned]
+
+
+def _tensors(checkpoint: Path | Mapping[str, bytes], name: str) -> dict[str, Tensor]:
+    if isinstance(checkpoint, Path):
+        return load_file(checkpoint / name)
+    return load(checkpoint[name])
 
 
 def _adapted(job: Job) -> Any:

@@ -1,14 +1,14 @@
 """One controller over replicas that may die: steps, commits, recoveries, an end in order.
 
-In: a model folder, a run's record and folder, samples. Out: the adapter, committed. The whole of an attempt is
-wrapped by `Manager.elastic_retry`; each begins from the newest checkpoint whose digests hold, listed anew.
+In: a site that has model and samples, a run's record and folder. Out: the adapter, committed. The whole of an attempt
+is wrapped by `Manager.elastic_retry`; each begins from the newest checkpoint whose digests hold, listed anew.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,13 @@ from gemma_neuron.tuning import worker
 from gemma_neuron.tuning.adapter import WEIGHTS_NAME
 from gemma_neuron.tuning.checkpoints import ADAPTER_FILE, Checkpoints, Recovered
 from gemma_neuron.tuning.commits import Commits
-from gemma_neuron.tuning.fleet import Fleet
 from gemma_neuron.tuning.history import History
+from gemma_neuron.tuning.numerics import Sameness, together
 from gemma_neuron.tuning.patience import Patience
 from gemma_neuron.tuning.plan import Progress, Supervision, Surroundings, Tuned
 from gemma_neuron.tuning.published import publish
-from gemma_neuron.tuning.record import CHECKPOINTS, SAMPLES, SCRATCH, RunRecord
-from gemma_neuron.tuning.replicas import numerics, replica_manager
+from gemma_neuron.tuning.record import CHECKPOINTS, SCRATCH, RunRecord
+from gemma_neuron.tuning.site import Site
 
 MONITOR_SECONDS = 0.5
 """Between two looks for the capacity of lost replicas."""
@@ -44,7 +44,6 @@ class _State:
     step: int = 0
     reached: int = 0
     """The furthest step before the last fault, for what that fault cost."""
-    generation: int = 0
     lost_steps: int = 0
     peak_bytes: int = 0
     loaded: dict[WorkerHandle, dict[str, Any]] = field(default_factory=dict)
@@ -54,23 +53,17 @@ class Tuning:
     """A run in this process, in `out`."""
 
     def __init__(
-        self, model: Path, out: Path, record: RunRecord, asked: Supervision, around: Surroundings
+        self, site: Site, out: Path, record: RunRecord, asked: Supervision, around: Surroundings
     ) -> None:
+        self.site, self.threads = site, asked.threads
         self.out, self.record, self.asked, self.around = out, record, asked, around
         self.recipe, self.events, self.tell = record.recipe, around.events, around.tell
         checkpoints = Checkpoints(out / CHECKPOINTS)
         self.commits = Commits(checkpoints, around.depot, around.events, around.tell, asked.keep)
         self.checkpoints, self.history = checkpoints, History(out)
-        self.job = worker.Job(
-            model=model,
-            samples=out / SCRATCH / SAMPLES,
-            recipe=self.recipe,
-            threads=asked.threads,
-            device=asked.device,
-        )
-        self.numerics = numerics(asked.device)
-        self.manager = replica_manager(asked, around.events)
-        self.fleet = Fleet(self.manager.engine, self.commits.look)
+        self.manager = site.opened(asked, around.events, self.commits.look)
+        self.fleet = site.fleet
+        self.sameness = Sameness(around.events, around.tell)
         self.patience = Patience(asked.max_failures, around.events)
         self.state = _State()
 
@@ -94,36 +87,27 @@ class Tuning:
             raise Interrupted(f"The run stands still: {error}", GO_ON) from error
         finally:
             self.manager.close()
+            self.site.close()
             remove(self.out / SCRATCH)
 
     def _take_up(self, found: Recovered) -> None:
-        """Go on as the run began: with its threads, and saying where this machine is another one."""
+        """Go on as the run began: with its threads, and saying where its machine is another one."""
         if not found.step:
             return
-        threads = int(found.facts.get("threads", self.job.threads))
-        if threads != self.job.threads:
+        threads = int(found.facts.get("threads", self.threads))
+        if threads != self.threads:
             self.tell(f"threads: {threads} a replica, as the run began")
-            self.job = replace(self.job, threads=threads)
-        before = found.facts.get("numerics", {})
-        differing = [name for name in self.numerics if before.get(name) != self.numerics[name]]
-        if differing:
-            had = ", ".join(f"{name} {before.get(name)}" for name in differing)
-            now = ", ".join(f"{name} {self.numerics[name]}" for name in differing)
-            self.events.emit("numerics_changed", before=had, now=now)
-            self.tell(
-                f"warning: step {found.step} was computed with {had}; here it is {now}. The run goes on, and need "
-                "not end bit-equal to an undisturbed one."
-            )
+            self.threads = threads
+        self.sameness.begin(found.step, found.facts.get("numerics", {}))
+        self.sameness.look(self.site.numerics)
 
     def _attempt(self) -> Tuned:
         """From the newest commit as far as the replicas live."""
         state, workers = self.state, self.manager.workers
-        store = self.out / SCRATCH / f"group-{state.generation}"
-        state.generation += 1
         try:
-            self.fleet.ask(workers, worker.quiet)
+            self.site.settle(workers)
             restored = self._restore()
-            self._begin(workers, store)
+            self._begin(workers)
             while state.step < self.recipe.steps:
                 self._give_way(workers)
                 self._grow(workers)
@@ -134,7 +118,7 @@ class Tuning:
                     self._save(workers, wait=state.step == self.recipe.steps)
             return self._finish(workers)
         except ReplicaDownError as fault:
-            store.with_name(store.name + worker.OVER_SUFFIX).touch()
+            self.site.lost()
             self._note(fault)
             raise
 
@@ -158,26 +142,16 @@ class Tuning:
         self.events.emit("restored", step=found.step, lost_steps=max(0, state.reached - found.step))
         return found.step
 
-    def _begin(self, workers: list[WorkerHandle], store: Path) -> None:
+    def _begin(self, workers: list[WorkerHandle]) -> None:
         """Give every replica the model, and all of them the restored state and a group."""
         state = self.state
         fresh = [handle for handle in workers if handle not in state.loaded]
-        facts = self.fleet.ask(fresh, worker.load, lambda _: (self.job,), self._give_way)
+        facts = self.site.load(fresh, self.recipe, self.threads, self._give_way)
         state.loaded = {h: f for h, f in state.loaded.items() if h in workers}
         state.loaded |= dict(zip(fresh, facts, strict=True))
-        self.fleet.ask(
-            workers,
-            worker.begin,
-            lambda position: (
-                worker.Generation(
-                    store=store,
-                    rank=position,
-                    world=len(workers),
-                    checkpoint=self.checkpoints.at(state.step) if state.step else None,
-                    timeout=self.asked.collective_seconds,
-                ),
-            ),
-        )
+        self.sameness.look(self.site.numerics)
+        checkpoint = self.checkpoints.at(state.step) if state.step else None
+        self.site.begin(workers, checkpoint, self.asked.collective_seconds)
 
     def _step(self, workers: list[WorkerHandle]) -> None:
         state, started = self.state, time.monotonic()
@@ -189,6 +163,7 @@ class Tuning:
                 f"A new --out with a lower --learning-rate than {self.recipe.learning_rate:g}.",
             )
         state.step += 1
+        self.site.collect()
         self.commits.look()
         seconds = time.monotonic() - started
         # a survivor of a lost peer finishes its sample before it looks up
@@ -221,15 +196,17 @@ class Tuning:
             )
 
     def _save(self, workers: list[WorkerHandle], *, wait: bool) -> None:
-        """Let rank 0 commit the state of now. Raises IntegrityError when the replicas' adapters differ."""
+        """Commit the state of now. Raises IntegrityError when the replicas' adapters differ."""
         facts = {
             "step": self.state.step,
             "run": self.record.digest,
-            "threads": self.job.threads,
-            "numerics": self.numerics,
+            "threads": self.threads,
+            "numerics": together(self.site.numerics),
         }
+        self.site.collect(wait=True)  # one at a time
+        self.commits.look()
         folder = self.commits.begin(self.state.step)
-        answers = self.fleet.ask(workers, worker.save, lambda _: (folder, facts, wait))
+        answers = self.site.save(workers, folder, facts, wait)
         self.state.peak_bytes = max(self.state.peak_bytes, *(peak for _, peak in answers))
         if len({digest for digest, _ in answers}) > 1:
             raise IntegrityError(

@@ -6,15 +6,16 @@ torch and peft come with `replica`, which the workers' forkserver has loaded; th
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemma_neuron.elastic.engine import WorkerContext
-from gemma_neuron.elastic.group import gloo_group
+from gemma_neuron.elastic.group import Meeting, gloo_group
 from gemma_neuron.tuning.checkpoints import write_checkpoint
+from gemma_neuron.tuning.parcel import Piece, pieces
 from gemma_neuron.tuning.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -23,14 +24,16 @@ if TYPE_CHECKING:
 LOAD_SECONDS = 1800.0
 """Silence allowed while weights are read: one call may hold the interpreter for the whole of a large file."""
 OVER_SUFFIX = ".over"
+WORK = "work"
+"""Where a worker keeps its own, in its context's state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a replica is made of. `samples`: file made by `sample_file`; `device`: cpu or cuda."""
+    """What a replica is made of. `samples`: what `sample_file` made, a file or its bytes; `device`: cpu or cuda."""
 
     model: Path
-    samples: Path
+    samples: Path | bytes
     recipe: Recipe
     threads: int
     device: str = "cpu"
@@ -38,21 +41,27 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One group of replicas that work together until one of them is lost. `store`: a path no other group used.
+    """One group of replicas that work together until one of them is lost. `store`: one that no other group used.
 
-    `checkpoint`: folder to begin from; None for the beginning. `timeout`: seconds a collective may take.
+    `checkpoint`: folder to begin from, or its files by name; None for the beginning. `timeout`: seconds a collective
+    may take.
     """
 
-    store: Path
+    store: Path | Meeting
     rank: int
     world: int
-    checkpoint: Path | None
+    checkpoint: Path | Mapping[str, bytes] | None
     timeout: float
 
-    @property
-    def over(self) -> Path:
-        """There once a peer is lost: a survivor leaves between two samples."""
-        return self.store.with_name(self.store.name + OVER_SUFFIX)
+    def is_over(self) -> bool:
+        """Whether a peer is known to be lost: a survivor leaves between two samples. On several machines, with no file
+        to say so, it leaves at the next collective."""
+        return isinstance(self.store, Path) and over(self.store).exists()
+
+
+def over(store: Path) -> Path:
+    """There once a peer of the group that met at `store` is lost."""
+    return store.with_name(store.name + OVER_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +83,8 @@ class _Work:
     generation: Generation | None = None
     writer: threading.Thread | None = None
     failure: list[Exception] | None = None
+    packed: list[Piece] = field(default_factory=list)
+    """What is left to hand over of a checkpoint that is not written here."""
 
 
 def load(context: WorkerContext, job: Job) -> dict[str, Any]:
@@ -82,13 +93,13 @@ def load(context: WorkerContext, job: Job) -> dict[str, Any]:
     from gemma_neuron.tuning.replica import Replica
 
     replica = Replica(job)
-    context.state["work"] = _Work(replica)
+    context.state[WORK] = _Work(replica)
     return replica.facts()
 
 
 def quiet(context: WorkerContext) -> None:
     """Leave the group and let a save in flight come to its end. Raises what the save raised."""
-    work = context.state.get("work")
+    work = context.state.get(WORK)
     if work is not None:
         _leave(work)
         _settle(work)
@@ -97,7 +108,7 @@ def quiet(context: WorkerContext) -> None:
 def begin(context: WorkerContext, generation: Generation) -> None:
     """Take up a checkpoint's state and join the generation's group. Raises CollectiveAborted."""
     context.phase("taking up the checkpoint")
-    work: _Work = context.state["work"]
+    work: _Work = context.state[WORK]
     work.replica.restore(generation.checkpoint)
     group = gloo_group(generation.store, generation.rank, generation.world, generation.timeout)
     group.__enter__()
@@ -106,7 +117,7 @@ def begin(context: WorkerContext, generation: Generation) -> None:
 
 def step(context: WorkerContext, number: int) -> StepDone:
     """One optimiser step together with the others. Raises CollectiveAborted when one of them is gone."""
-    work: _Work = context.state["work"]
+    work: _Work = context.state[WORK]
     assert work.generation is not None
     _raise_failure(work)
     context.phase(f"computing step {number + 1}")
@@ -131,13 +142,14 @@ def step(context: WorkerContext, number: int) -> StepDone:
 
 
 def save(
-    context: WorkerContext, folder: Path, facts: dict[str, Any], wait: bool = False
+    context: WorkerContext, folder: Path | None, facts: dict[str, Any], wait: bool = False
 ) -> tuple[str, int]:
-    """Commit the state of now as `folder`, in the background unless `wait`; only rank 0 writes.
+    """Commit the state of now as `folder` (None: pack it, to be handed over), in the background unless `wait`; only
+    rank 0 does.
 
     The digest of the adapter's bytes, which is every rank's or something is very wrong, and the peak resident bytes.
     """
-    work: _Work = context.state["work"]
+    work: _Work = context.state[WORK]
     assert work.generation is not None
     _settle(work)
     if work.generation.rank == 0:
@@ -153,13 +165,25 @@ def save(
 
 def adapter_config(context: WorkerContext) -> dict[str, Any]:
     """peft's own record of the adapter."""
-    work: _Work = context.state["work"]
+    work: _Work = context.state[WORK]
     return work.replica.adapter_config()
 
 
-def _write(work: _Work, folder: Path, files: Any, facts: dict[str, Any]) -> None:
+def hand_over(context: WorkerContext, wait: bool) -> tuple[Piece | None, int]:
+    """The next piece of the packed checkpoint, None while it is being packed unless `wait`; how many are left then."""
+    work: _Work = context.state[WORK]
+    if work.writer is not None and work.writer.is_alive() and not wait:
+        return None, 0
+    _settle(work)
+    return work.packed.pop(0), len(work.packed)
+
+
+def _write(work: _Work, folder: Path | None, files: Any, facts: dict[str, Any]) -> None:
     try:
-        write_checkpoint(folder, files(), facts)
+        if folder is None:
+            work.packed = list(pieces(files()))
+        else:
+            write_checkpoint(folder, files(), facts)
     except Exception as error:
         work.failure = [error]
 
@@ -197,7 +221,7 @@ def _collective(work: _Work) -> Iterator[None]:
     """Around a collective alone: a RuntimeError in it is a lost peer, and the group is left at once."""
     assert work.generation is not None
     try:
-        if work.generation.over.exists():
+        if work.generation.is_over():
             raise RuntimeError("a peer was lost")
         yield
     except RuntimeError as error:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,18 @@ from tests.tuning.job import Job, Look
 BOUND = 15.0
 
 
-def disturb(job: Job, rank: int, number: int, after: float = 0.0) -> Look:
-    """Send a signal to a rank after step 6, `after` seconds into the next."""
+def disturb(
+    job: Job,
+    rank: int,
+    number: int,
+    after: float = 0.0,
+    when: Callable[[Progress], bool] = lambda where: where.step == 6,
+) -> Look:
+    """Send a signal to a rank once, after step 6 (or `when`), `after` seconds into the next."""
     done: list[int] = []
 
     def look(where: Progress) -> None:
-        if where.step == 6 and not done:
+        if not done and when(where):
             done.append(job.pids()[rank])
             timer = threading.Timer(after, os.kill, (done[0], number))
             timer.start()
