@@ -95,7 +95,13 @@ class Told:
 
 def _tuned(source_text: str, request: TuneRequest, engine: RayEngine | None, told: Told) -> Tuned:
     from gemma_neuron.tuning.published import published
-    from gemma_neuron.tuning.record import EVENTS_NAME, LOCK_NAME, open_folder, require_own
+    from gemma_neuron.tuning.record import (
+        EVENTS_NAME,
+        LOCK_NAME,
+        open_folder,
+        require_own,
+        require_same,
+    )
     from gemma_neuron.tuning.run import Tuning
 
     notice, out = told.notice, request.out
@@ -105,6 +111,10 @@ def _tuned(source_text: str, request: TuneRequest, engine: RayEngine | None, tol
     audit = examined(source)
     record, samples = _record(source_text, source.folder, audit, request, told.reading)
     with locked(out, LOCK_NAME):
+        require_same(out, record)
+        if fetch(source, told.watch):
+            audit = examined(source)
+            record = record.model_copy(update={"base": audit.report.checkpoint_digest})
         open_folder(out, record)
         events = EventLog(
             lambda event, fields: append_json_line(out / EVENTS_NAME, {"event": event} | fields)
@@ -117,8 +127,6 @@ def _tuned(source_text: str, request: TuneRequest, engine: RayEngine | None, tol
                     depot.put(int(facts["steps"]))
             return _as_it_is(out, facts)
         if engine is None:
-            if fetch(source, told.watch):
-                examined(source)
             site = here(source.folder, samples, out)
         else:
             require_room(engine, audit, asked, record.recipe, notice)
@@ -154,7 +162,10 @@ def _depot(
 def _record(
     source_text: str, folder: Path, audit: Any, request: TuneRequest, reading: Notice
 ) -> tuple[RunRecord, bytes]:
-    """The run's identity and its sample file. Raises DataError, TemplateError, UsageError."""
+    """The run's identity, without a base while weights are elsewhere, and its sample file.
+
+    Raises DataError, TemplateError or UsageError.
+    """
     from gemma_neuron.chat import load_chat_assets
     from gemma_neuron.tuning.data import read_samples, sample_file
     from gemma_neuron.tuning.numerics import versions

@@ -35,7 +35,7 @@ class RunRecord(BaseModel):
 
     format: int = FORMAT
     base: str
-    """Digest of the checkpoint's headers."""
+    """The audit's digest of the checkpoint; empty while it is not known, which takes its weights."""
     samples: str
     """Digest of the tokenised samples with what of them is learned: template and tokenizer are in it."""
     recipe: Recipe
@@ -73,10 +73,9 @@ def open_folder(out: Path, record: RunRecord) -> None:
     Raises PortMismatchError when it holds something else, IntegrityError when its record is unreadable.
     """
     require_own(out)
+    require_same(out, record)
     path = out / RECORD_NAME
-    if path.is_file():
-        _require_same(path, record)
-    else:
+    if not path.is_file():
         write_json_atomic(path, record.model_dump(mode="json"))
     remove_partials(out)
     remove(out / SCRATCH)
@@ -84,7 +83,12 @@ def open_folder(out: Path, record: RunRecord) -> None:
     (out / CHECKPOINTS).mkdir(exist_ok=True)
 
 
-def _require_same(path: Path, record: RunRecord) -> None:
+def require_same(out: Path, record: RunRecord) -> None:
+    """Raise PortMismatchError where `out` holds another run, as far as `record` knows, IntegrityError where its own
+    record is unreadable."""
+    path = out / RECORD_NAME
+    if not path.is_file():
+        return
     try:
         found = RunRecord.model_validate_json(path.read_bytes())
     except ValidationError as error:
@@ -93,7 +97,7 @@ def _require_same(path: Path, record: RunRecord) -> None:
         ) from error
     had, now = _flat(found), _flat(record)
     for field, value in now.items():
-        if had.get(field) != value:
+        if value != "" and had.get(field) != value:
             raise PortMismatchError(
                 f"--out {path.parent} holds another run: its {field} is {had.get(field)}, asked for is {value}.",
                 "Name a new folder, or give the arguments the run was begun with.",

@@ -23,6 +23,7 @@ class Job:
 
     def __init__(self, model: Path, data: Path, out: Path) -> None:
         self.model, self.out = model, out
+        self.source = str(model)
         self.told: list[str] = []
         self.asked = TuneRequest(
             data=data, out=out, replicas=2, threads=1, steps=STEPS, batch=3, save_every=4, dropout=0.1
@@ -30,7 +31,7 @@ class Job:
 
     def run(self, look: Look = lambda _: None, **more: Any) -> Tuned:
         request = replace(self.asked, **more)
-        return tuned(str(self.model), request, notice=self.told.append, look=look)
+        return tuned(self.source, request, notice=self.told.append, look=look)
 
     def events(self, *names: str) -> list[dict[str, Any]]:
         return [e for e in json_lines(self.out / "events.jsonl") if e["event"] in names]

@@ -191,7 +191,7 @@ def test_a_replacement_with_another_byte_in_its_weights_is_refused(
     job: Job, engine: Machines, tmp_path: Path
 ) -> None:
     """A byte behind those that the checkpoint's digest is taken of."""
-    job.model = write_tiny_gemma4(tmp_path / "model", layers=3)
+    job = Job(write_tiny_gemma4(tmp_path / "model", layers=3), job.asked.data, job.out)
     kill = disturb(job, 1, signal.SIGKILL)
 
     def look(where: Progress) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from gemma_neuron.elastic.faults import PreemptionNotice
 from gemma_neuron.elastic.metadata import DISABLED, ENDPOINT
 from gemma_neuron.elastic.notice import POLL_SECONDS
-from gemma_neuron.errors import NotMirroredError
+from gemma_neuron.errors import Interrupted, NotMirroredError, PortMismatchError
 from gemma_neuron.mirror.background import MirrorOptions
 from gemma_neuron.tuning.plan import Progress
 from tests.elastic.imds_stand_in import Metadata
@@ -88,3 +89,27 @@ def test_a_store_that_is_away_stops_nothing_and_is_said_at_the_end(
     with pytest.raises(NotMirroredError, match="cannot be reached"):
         job.run(replicas=1, mirror=MirrorOptions(uri="s3://runs/tuned"))
     assert job.adapter == undisturbed.adapter
+
+
+def test_a_run_of_a_model_that_had_to_be_fetched_first_goes_on_now_that_it_is_here(
+    job: Job, undisturbed: Job, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What names its base is not known before: the run was another one the second time."""
+    monkeypatch.setenv("GEMMA_NEURON_CACHE", str(tmp_path / "cache"))
+    for path in job.model.iterdir():
+        boto(store).upload_file(str(path), "runs", f"model/{path.name}")
+    job.source = "s3://runs/model"
+
+    def stop(where: Progress) -> None:
+        if where.step == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        job.run(stop)
+    job.run(replicas=1)
+    assert [e["step"] for e in job.events("restored")] == [0, 6]
+    assert job.adapter == undisturbed.adapter
+    runs = {e["run"] for e in job.events("started") + undisturbed.events("started")}
+    assert len(runs) == 1, "a fetched model is the model"
+    with pytest.raises(PortMismatchError, match="its rank is 8, asked for is 4"):
+        job.run(rank=4)
