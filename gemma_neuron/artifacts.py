@@ -148,10 +148,11 @@ def writing_failed(path: Path, error: OSError) -> EnvironmentProblem:
     """What the user needs to know of an OSError of writing `path`: where, why, and what is free."""
     kind = DiskFullError if error.errno in FULL else EnvironmentProblem
     free = free_bytes(path if path.is_dir() else path.parent)
+    cure = "Free some room (or raise the quota or file size limit)"
     return kind(
         f"Writing {path} failed: {error.strerror or error}; {free:,} bytes are free there.",
-        "Free some room (or raise the quota or file size limit) and run the same command: it goes on, and what is "
-        "committed stays.",
+        f"{cure if error.errno in FULL else 'Check the path, its rights and the disk'} and run the same command: it "
+        "goes on, and what is committed stays.",
     )
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
-
-import typer
+from typing import TYPE_CHECKING, Literal, cast
 
 from gemma_neuron import settings
 from gemma_neuron.commands import tune_options as flags
@@ -74,7 +72,9 @@ def tune(
         learning_rate=learning_rate,
         rank=rank,
         alpha=alpha,
-        targets=PROJECTIONS if targets is None else tuple(targets.split(",")),
+        targets=PROJECTIONS
+        if targets is None
+        else tuple(name.strip() for name in targets.split(",")),
         dropout=dropout,
         seed=seed,
         dtype=settings.choice(dtype, "--dtype", ("float32", "bfloat16")),
@@ -129,8 +129,8 @@ def run_tune(source: str, request: TuneRequest, report: Path | None, as_json: bo
 
 def merge(
     source: SourceArg,
-    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="A LoRA adapter's folder.")],
-    out: Annotated[Path, typer.Option("--out", help="The merged checkpoint: a new folder.")],
+    adapter: flags.AdapterIn,
+    out: flags.MergedOut,
     as_json: Json = False,
 ) -> None:
     """Copy a checkpoint with an adapter added to the tensors it changes, all others byte for byte."""

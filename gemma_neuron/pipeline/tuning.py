@@ -183,7 +183,7 @@ def _record(
     record = RunRecord(
         base=audit.report.checkpoint_digest,
         samples=digest_bytes(data),
-        recipe=_recipe(request, len(samples)),
+        recipe=_recipe(request, len(samples), int(audit.geometry.hidden)),
         model=local.resolve().name if local.is_dir() else source_text,
         data=request.data.name,
         versions=versions(),
@@ -201,7 +201,12 @@ def _longest(audit: Any, asked: int | None) -> int:
     return asked if asked is not None else min(LONGEST, most)
 
 
-def _recipe(request: TuneRequest, samples: int) -> Recipe:
+def _recipe(request: TuneRequest, samples: int, width: int) -> Recipe:
+    if request.rank > width:
+        raise UsageError(
+            f"--rank {request.rank} is more than the model's width of {width}, and no change of a weight has more.",
+            "--rank 8",
+        )
     unknown = [name for name in request.targets if name not in PROJECTIONS]
     if unknown or not request.targets:
         raise UsageError(

@@ -20,6 +20,8 @@ from gemma_neuron.tuning.turns import Turns
 SHOWN = 10
 """Bad lines that are named one by one; the rest are counted."""
 LONGEST_LINE = 16 * 1024 * 1024
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+NO_FUNCTIONS = 'is no list of {"function": {"name": …}}'
 Progress = Callable[[str], None]
 
 
@@ -101,7 +103,7 @@ def _samples(
     number: int, data: bytes, assets: ChatAssets, turns: Turns | None, longest: int
 ) -> list[Sample]:
     """The samples of one line. Raises _BadLineError."""
-    value = _object(data)
+    value = _object(data.removeprefix(BYTE_ORDER_MARK) if number == 1 else data)
     if isinstance(value.get("text"), str) and "messages" not in value:
         return [_bounded(_text(number, value["text"], assets), longest)]
     messages, tools = _conversation(value)
@@ -109,13 +111,15 @@ def _samples(
         raise _BadLineError(
             'a conversation, and the model has no chat template; "text" is learned as it stands'
         )
-    spelled = control_text(messages, assets)
+    spelled = control_text([*messages, *(tools or [])], assets)
     if spelled is not None:
-        raise _BadLineError(f"a message spells the control token {spelled}")
+        raise _BadLineError(f"a message or tool spells the control token {spelled}")
     try:
         sequences = turns.sequences(messages, tools)
     except TemplateError as error:
-        raise _BadLineError(f"the model's chat template refuses it: {error.message}") from error
+        raise _BadLineError(
+            f"the model's chat template refuses it: {error.message.rstrip('.')}"
+        ) from error
     return [
         _bounded(Sample(number, tuple(ids), tuple(learned)), longest) for ids, learned in sequences
     ]
@@ -141,13 +145,30 @@ def _text(number: int, text: str, assets: ChatAssets) -> Sample:
 def _object(data: bytes) -> dict[str, Any]:
     """Raises _BadLineError."""
     try:
-        value = json.loads(data.decode("utf-8"))
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unrepeated)
+        if b"\\u" in data:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as error:
         raise _BadLineError(f"byte {error.start + 1} is not UTF-8") from error
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise _BadLineError(
+            f"{half} is half of a character, and its other half is not there"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise _BadLineError(f"no JSON: {error}") from error
     if not isinstance(value, dict):
         raise _BadLineError('no object with a list "messages"')
+    return value
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON's objects; one that has a name twice would lose what stands first. Raises _BadLineError."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _BadLineError(f"an object has {json.dumps(twice)} twice")
     return value
 
 
@@ -161,16 +182,33 @@ def _conversation(
     for place, message in enumerate(messages, 1):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise _BadLineError(f'message {place} is no object with a "role"')
-        if message.get("content") is None and not message.get("tool_calls"):
+        content, calls = message.get("content"), message.get("tool_calls")
+        if content is None and not calls:
             raise _BadLineError(f'message {place} has no "content"')
+        if not isinstance(content, str | list | None):
+            raise _BadLineError(
+                f'the "content" of message {place} is neither text nor a list of parts'
+            )
+        if calls and not _functions(calls):
+            raise _BadLineError(f'the "tool_calls" of message {place} {NO_FUNCTIONS}')
     if not any(message["role"] == "assistant" for message in messages):
         raise _BadLineError("no assistant turn: there is nothing to learn")
     tools = value.get("tools")
-    if tools is not None and not (
-        isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
-    ):
-        raise _BadLineError('"tools" is no list of objects')
+    if tools is not None and not _functions(tools):
+        raise _BadLineError(f'"tools" {NO_FUNCTIONS}')
+    if "text" in value:
+        raise _BadLineError('"text" beside "messages": one of them is what is learned')
     return messages, tools
+
+
+def _functions(value: object) -> bool:
+    """Whether it is a list of {"function": {"name": …}}: templates write others as tools without a name."""
+    return isinstance(value, list) and all(
+        isinstance(each, dict)
+        and isinstance(each.get("function"), dict)
+        and isinstance(each["function"].get("name"), str)
+        for each in value
+    )
 
 
 def sample_file(samples: Sequence[Sample]) -> bytes:

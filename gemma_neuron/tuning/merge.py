@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gemma_neuron.artifacts import PARTIAL_SUFFIX, remove, sync_folder
+from gemma_neuron.artifacts import PARTIAL_SUFFIX, remove, sync_folder, writing_failed
 from gemma_neuron.errors import UsageError
 from gemma_neuron.tuning.adapter import Adapter, AdapterError, Factors
 
@@ -70,24 +70,43 @@ def merge_adapter(
 ) -> Merged:
     """`tensors`: our name → where it lies. `value_is_key`: layers whose V is their K.
 
-    Raises AdapterError for a factor that fits no tensor, UsageError when `out` is taken; then nothing is written.
+    Raises AdapterError for a factor that fits no tensor or makes it overflow, UsageError when `out` is taken,
+    DiskFullError or EnvironmentProblem when it cannot be written; then nothing is left of it.
     """
     pairs = [_target(tensors, each, frozenset(value_is_key)) for each in adapter.factors.values()]
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"--out {out} is there already.", "Name a new folder.")
+    _require_new(out, source)
     partial = out.with_name(out.name + PARTIAL_SUFFIX)
     remove(partial)
-    partial.mkdir(parents=True)
-    _copy(source, partial, progress)
-    for number, (tensor, factors) in enumerate(pairs):
-        progress(f"merge: {number + 1} of {len(pairs)}, {tensor.name}")
-        _rewrite(partial / tensor.file.name, tensor, factors)
-    _sync(partial)
-    if out.is_dir():
-        out.rmdir()
-    partial.replace(out)
+    try:
+        partial.mkdir(parents=True)
+        _copy(source, partial, progress)
+        for number, (tensor, factors) in enumerate(pairs):
+            progress(f"merge: {number + 1} of {len(pairs)}, {tensor.name}")
+            _rewrite(partial / tensor.file.name, tensor, factors)
+        _sync(partial)
+        if out.is_dir():
+            out.rmdir()
+        partial.replace(out)
+    except OSError as error:
+        remove(partial)
+        raise writing_failed(out, error) from error
+    except BaseException:
+        remove(partial)
+        raise
     sync_folder(out.parent)
     return Merged(out=out, changed=len(pairs), copied=len(tensors) - len(pairs))
+
+
+def _require_new(out: Path, source: Path) -> None:
+    """Raise UsageError unless `out` is not there, or an empty folder of its own outside the source."""
+    taken = out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir())))
+    if taken or not out.name:
+        raise UsageError(f"--out {out} is there already.", "Name a new folder.")
+    if out.resolve().is_relative_to(source.resolve()):
+        raise UsageError(
+            f"--out {out} lies inside the source {source}, which stays as it is.",
+            "Name a folder outside it.",
+        )
 
 
 def _target(
@@ -130,7 +149,7 @@ def _rewrite(path: Path, tensor: Tensor, factors: Factors) -> None:
     dtype = getattr(torch, TORCH_DTYPES[tensor.dtype])
     rows, columns = tensor.shape
     item = tensor.bytes // (rows * columns)
-    a, b = factors.a.to(torch.float32), factors.b.to(torch.float32)
+    a, b = factors.a, factors.b
     block = max(1, BLOCK_BYTES // (4 * columns))
     with path.open("r+b") as file:
         for first in range(0, rows, block):
@@ -138,8 +157,14 @@ def _rewrite(path: Path, tensor: Tensor, factors: Factors) -> None:
             offset = tensor.start + first * columns * item
             data = bytearray(os.pread(file.fileno(), count * columns * item, offset))
             weight = torch.frombuffer(data, dtype=dtype).view(count, columns).to(torch.float32)
-            merged = weight + factors.scale * (b[first : first + count] @ a)
-            os.pwrite(file.fileno(), _bytes(merged.to(dtype)), offset)
+            merged = (weight + factors.scale * (b[first : first + count] @ a)).to(dtype)
+            if not bool((torch.isfinite(merged) | ~torch.isfinite(weight)).all()):
+                raise AdapterError(
+                    f"The adapter's {tensor.name} makes values that {tensor.dtype} does not hold: its scale is "
+                    f"{factors.scale:g}.",
+                    "Is its lora_alpha what it was trained with?",
+                )
+            os.pwrite(file.fileno(), _bytes(merged), offset)
 
 
 def _bytes(value: torch.Tensor) -> bytes:

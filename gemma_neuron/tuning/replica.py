@@ -174,6 +174,9 @@ class Replica:
             "exp_avg_sq": training["exp_avg_sq"].to(self.device),
         }
 
+    def is_finite(self) -> bool:
+        return bool(torch.isfinite(self.vector).all())
+
     def digest(self) -> str:
         """blake3 of the adapter's parameters."""
         return blake3(self.vector.detach().cpu().numpy().tobytes()).hexdigest()

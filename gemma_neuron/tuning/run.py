@@ -156,9 +156,12 @@ class Tuning:
     def _step(self, workers: list[WorkerHandle]) -> None:
         state, started = self.state, time.monotonic()
         done = self.fleet.ask(workers, worker.step, lambda _: (state.step,))[0]
-        if not math.isfinite(done.loss):
+        if not (math.isfinite(done.loss) and done.finite):
+            what = (
+                "leaves no finite adapter" if math.isfinite(done.loss) else f"has loss {done.loss}"
+            )
             raise UsageError(
-                f"The loss of step {state.step + 1} is {done.loss}: the training has diverged. Step "
+                f"Step {state.step + 1} {what}: the training has diverged. Step "
                 f"{self.commits.acknowledged} is committed.",
                 f"A new --out with a lower --learning-rate than {self.recipe.learning_rate:g}.",
             )

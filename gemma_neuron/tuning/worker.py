@@ -72,6 +72,8 @@ class StepDone:
     loss: float
     samples: int
     tokens: int
+    finite: bool
+    """Whether the adapter still is numbers after it."""
 
 
 @dataclass(slots=True)
@@ -138,7 +140,8 @@ def step(context: WorkerContext, number: int) -> StepDone:
             for part in parts[: len(indexes) - first]:
                 total += part
     loss, tokens = replica.apply(number, total, indexes)
-    return StepDone(step=number, loss=loss, samples=len(indexes), tokens=tokens)
+    finite = replica.is_finite()
+    return StepDone(step=number, loss=loss, samples=len(indexes), tokens=tokens, finite=finite)
 
 
 def save(

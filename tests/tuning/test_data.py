@@ -131,6 +131,34 @@ def test_a_text_is_learned_as_it_stands_and_needs_no_template(
             b'{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "tools": 1}',
             '"tools" is no list',
         ),
+        *[
+            (
+                b'{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]'
+                + more,
+                named,
+            )
+            for more, named in (
+                (b', "tools": [{"x": 1}]}', '"tools" is no list of'),
+                (b', "tools": [{"function": {"name": "f<turn|>"}}]}', "spells the control token"),
+                (b', "text": "z"}', '"text" beside "messages"'),
+                (b', "messages": []}', 'an object has "messages" twice'),
+            )
+        ],
+        *[
+            (
+                b'{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", '
+                + rest
+                + b"}]}",
+                named,
+            )
+            for rest, named in (
+                (b'"content": 5', 'the "content" of message 2 is neither text nor'),
+                (b'"content": NaN', 'the "content" of message 2 is neither text nor'),
+                (b'"tool_calls": [[]]', 'the "tool_calls" of message 2 is no list of'),
+                (b'"content": "\\ud83d"', r"\\ud83d is half of a character"),
+                (b'"content": "y", "role": "user"', 'an object has "role" twice'),
+            )
+        ],
     ],
 )
 def test_a_bad_line_is_named(gemma4: ChatAssets, tmp_path: Path, line: bytes, named: str) -> None:
@@ -139,6 +167,17 @@ def test_a_bad_line_is_named(gemma4: ChatAssets, tmp_path: Path, line: bytes, na
     with pytest.raises(DataError, match=f"line 3: .*{named}") as caught:
         read_samples(path, gemma4, 500)
     assert caught.value.exit_code == 2
+
+
+def test_what_editors_leave_is_read(gemma4: ChatAssets, tmp_path: Path) -> None:
+    """A byte order mark, CRLF, blank lines, a character written as two escapes."""
+    path = write(tmp_path, {"messages": TALK})
+    plain = read_samples(path, gemma4, 500)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n\r\n"))
+    assert read_samples(path, gemma4, 500) == plain
+    path.write_bytes(b'{"text": "a\\ud83d\\ude00"}\n')
+    escaped = read_samples(path, gemma4, 500)
+    assert escaped == read_samples(write(tmp_path, {"text": "a\N{GRINNING FACE}"}), gemma4, 500)
 
 
 def test_all_bad_lines_are_named_and_long_ones_with_their_length(

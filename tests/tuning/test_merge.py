@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 
-from gemma_neuron.errors import GemmaNeuronError, UsageError
+from gemma_neuron.errors import DiskFullError, GemmaNeuronError, UsageError
 from gemma_neuron.pipeline import merged_checkpoint
 from gemma_neuron.tuning.adapter import AdapterError
 from tests.tiny import decode, read_safetensors, write_sharded, write_tiny_gemma3, write_tiny_gemma4
@@ -57,7 +59,21 @@ def all_tensors(folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"rank_pattern": {"q_proj": 2}}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"use_rslora": True},
+        {"rank_pattern": {"q_proj": 2}},
+        {"alpha_pattern": {r"layers\.[13]\.self_attn\.q_proj": 11, "k_proj": 3}, "r": 3},
+        {
+            "use_rslora": True,
+            "rank_pattern": {"^.*layers.1.mlp.down_proj": 5, "down_proj": 2},
+            "alpha_pattern": {"(q|k)_proj": 9},
+            "init_lora_weights": "gaussian",
+        },
+    ],
+)
 def test_merge_equals_pefts_sum_rounded_once(
     base: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
@@ -113,17 +129,94 @@ def test_what_is_no_plain_lora_is_refused_by_name(base: Path, tmp_path: Path) ->
     edited(adapter, use_dora=False)
     with pytest.raises(AdapterError, match="magnitude"):
         merged_checkpoint(str(base), adapter, tmp_path / "out", lambda line: None)
+    plain, _ = write_adapter(base, tmp_path / "plain")
+    whole = (plain / "adapter_config.json").read_text()
     for fields, named in (
         ({"peft_type": "IA3"}, "peft_type"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"bias": "all"}, "bias all"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"lora_bias": True}, "lora_bias"),
         ({"r": 0}, "r:"),
+        ({"r": 16}, r"has rank 4; adapter_config\.json says 16"),
+        ({"rank_pattern": {"k_proj": 2}}, "has rank 4; .* says 2"),
+        ({"lora_alpha": float("inf")}, "lora_alpha: Input should be a finite"),
+        ({"lora_alpha": 1e308}, "makes values that BF16 does not hold"),
+        ({"alpha_pattern": {"q_proj": float("nan")}}, "finite number"),
+        ({"alpha_pattern": {"(": 3}}, "is no regular expression"),
+        ({"alpha_pattern": {"(.+)+y": 3}}, "repeats too much"),
+        *[
+            ({"init_lora_weights": kind}, f"init_lora_weights {kind}")
+            for kind in ("pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga", "mica")
+        ],
+        *[
+            ({name: value}, name)
+            for name, value in (
+                ("alora_invocation_tokens", [1]),
+                ("use_qalora", True),
+                ("use_bdlora", {"nblocks": 2}),
+                ("arrow_config", {"top_k": 1}),
+                ("layer_replication", [[0, 2], [1, 3]]),
+                ("target_parameters", ["experts.down_proj"]),
+                ("trainable_token_indices", [3]),
+                ("use_a_method_of_next_year", True),
+            )
+        ],
     ):
-        plain, _ = write_adapter(base, tmp_path / "plain")
         edited(plain, **fields)
         with pytest.raises(AdapterError, match=named):
             merged_checkpoint(str(base), plain, tmp_path / "out", lambda line: None)
-    assert not (tmp_path / "out").exists()
+        (plain / "adapter_config.json").write_text(whole)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "plain"]
+
+
+def test_weights_that_are_no_factors_are_refused_by_name(base: Path, tmp_path: Path) -> None:
+    adapter, _ = write_adapter(base, tmp_path / "adapter", target_modules=["q_proj"])
+    path = adapter / "adapter_model.safetensors"
+    whole = load_file(path)
+    a = next(name for name in whole if "lora_A" in name)
+    b = a.replace("lora_A", "lora_B")
+    for change, named in (
+        ({a: torch.full_like(whole[a], float("nan"))}, "lora_A.* has values that are NaN or inf"),
+        ({b: torch.full_like(whole[b], float("inf"))}, "lora_B.* has values that are NaN or inf"),
+        ({a: whole[a].to(torch.int8)}, r"is torch\.int8"),
+        ({a: whole[a][:0], b: whole[b][:, :0]}, "has rank 0"),
+        ({a.replace(".weight", ".other.weight"): whole[a].clone()}, "two adapters in one"),
+    ):
+        save_file({name: tensor.contiguous() for name, tensor in (whole | change).items()}, path)
+        with pytest.raises(AdapterError, match=named):
+            merged_checkpoint(str(base), adapter, tmp_path / "out", lambda line: None)
+    path.rename(adapter / "adapter_model.bin")
+    with pytest.raises(AdapterError, match=r"adapter_model\.bin, a pickle"):
+        merged_checkpoint(str(base), adapter, tmp_path / "out", lambda line: None)
+
+
+def test_a_full_disk_leaves_nothing_of_it(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    adapter, _ = write_adapter(base, tmp_path / "adapter", target_modules=["q_proj"])
+    monkeypatch.setattr("gemma_neuron.tuning.merge.os.pwrite", full)
+    with pytest.raises(DiskFullError, match="No space left"):
+        merged_checkpoint(str(base), adapter, tmp_path / "out", lambda line: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+
+
+def test_an_out_folder_that_would_change_something_else_is_refused(
+    base: Path, tmp_path: Path
+) -> None:
+    adapter, _ = write_adapter(base, tmp_path / "adapter", target_modules=["q_proj"])
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for out, named in (
+        (base, "is there already"),
+        (base / "merged", "inside the source"),
+        (tmp_path / "link", "is there already"),
+    ):
+        with pytest.raises(UsageError, match=named):
+            merged_checkpoint(str(base), adapter, out, lambda line: None)
+    assert not (base / "merged").exists()
 
 
 def test_the_tied_table_is_refused(base: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,17 @@ def test_loss_and_gradient_are_stocks_and_the_adapter_fits_the_base(
     publish(adapter, files["adapter.safetensors"], made.adapter_config(), {})
     merged = merged_checkpoint(str(base), adapter, tmp_path / "merged", lambda line: None)
     assert merged.changed == len(made.parameters) // 2
+
+
+def test_a_step_that_ruins_the_adapter_says_so(tmp_path: Path) -> None:
+    """The loss of a step is taken before it, and would not tell."""
+    made = replica(write_family(tmp_path / "base", FAMILIES[0]), tmp_path)
+    total = made.gradient(0, 0, 1)
+    made.apply(0, total.clone(), [1])
+    assert made.is_finite()
+    total[3] = float("nan")
+    loss, _ = made.apply(1, total, [1])
+    assert math.isfinite(loss) and not made.is_finite()
 
 
 def test_a_checkpoint_gives_back_all_of_the_state(tmp_path: Path) -> None:

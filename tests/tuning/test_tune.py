@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from gemma_neuron.cli import app
 from gemma_neuron.errors import Interrupted, PortMismatchError, UsageError
 from gemma_neuron.pipeline import merged_checkpoint
 from gemma_neuron.tuning.plan import Progress
@@ -165,6 +167,7 @@ def test_a_folder_of_another_run_or_of_something_else_is_refused(
         ({"elastic": "resize", "min_replicas": 3}, "not between 1 and --replicas 2"),
         ({"max_length": 100_000}, "the model's 1024 positions"),
         ({"steps": None, "epochs": 0.0}, "is not one sample"),
+        ({"rank": 65}, "--rank 65 is more than the model's width of 64"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(
@@ -175,8 +178,21 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert not job.out.exists()
 
 
+@pytest.mark.parametrize(
+    "flag",
+    "--epochs=inf --epochs=nan --epochs=1e308 --steps=1000000000 --learning-rate=inf --learning-rate=nan "
+    "--learning-rate=0 --dropout=nan --hang-after=inf --regrow-after=inf --batch=99999999 --threads=99999999 "
+    "--seed=9223372036854775808".split(),
+)
+def test_a_number_that_no_run_bears_is_a_flag_refused(job: Job, flag: str) -> None:
+    args = ["tune", str(job.model), "--data", str(job.asked.data), "--out", str(job.out), flag]
+    found = CliRunner().invoke(app, args)
+    assert found.exit_code == 2 and flag.split("=", maxsplit=1)[0] in found.output, found.output
+    assert not job.out.exists()
+
+
 def test_a_loss_that_is_no_number_ends_the_run(job: Job) -> None:
-    with pytest.raises(UsageError, match=r"The loss of step \d+ is (nan|inf): the training has"):
+    with pytest.raises(UsageError, match=r"Step \d+ (has loss|leaves no finite adapter).*diverged"):
         job.run(replicas=1, learning_rate=1e30)
     job.require_no_orphan()
 
