@@ -10,7 +10,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gemma_neuron.artifacts import (
     CommittedSet,
@@ -67,11 +70,25 @@ class Recovered:
     partial: tuple[str, ...]
 
 
-class Checkpoints:
-    """The checkpoints under `folder`; nobody writes there while `recover` or `prune` runs."""
+class Facts(BaseModel):
+    """What a checkpoint says of itself. `run`: digest of the run's record; the rest as the replicas had it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    step: int
+    run: str
+    threads: Annotated[int, Ge(1)]
+    numerics: dict[str, str]
+
+
+class Checkpoints:
+    """The checkpoints under `folder`; nobody writes there while `recover` or `prune` runs.
+
+    `run`: digest of the record whose checkpoints they have to be; None takes whose they are.
+    """
+
+    def __init__(self, folder: Path, run: str | None = None) -> None:
+        self.folder, self._run = folder, run
 
     def at(self, step: int) -> Path:
         return self.folder / folder_name(step)
@@ -100,11 +117,30 @@ class Checkpoints:
         for step in self.committed():
             try:
                 manifest = self.set_of(step).verify()
+                self._require_own(step, manifest)
                 return Recovered(step, manifest.facts, refused, tuple(partial))
             except IntegrityError as error:
                 refused[step] = error.message
                 self.drop(step)
         return Recovered(0, {}, refused, tuple(partial))
+
+    def _require_own(self, step: int, manifest: Manifest) -> None:
+        """Raise IntegrityError for a checkpoint that was copied here from another run or step."""
+        if self._run is None:
+            return
+        try:
+            found = Facts.model_validate(manifest.facts)
+        except ValidationError as error:
+            raise IntegrityError(
+                f"{self.at(step)} does not say what it is: {error.errors()[0]['msg']}.",
+                "It is removed.",
+            ) from error
+        if (found.run, found.step) != (self._run, step):
+            raise IntegrityError(
+                f"{self.at(step)} holds step {found.step} of run {found.run[:16]}; step {step} of "
+                f"{self._run[:16]} is needed.",
+                "It is removed.",
+            )
 
     def manifest(self, step: int) -> Manifest | None:
         return self.set_of(step).manifest()

@@ -65,7 +65,10 @@ class Commits:
                 self._refused(step, error.message)
                 self.depot.drop(step)
                 continue
-            return self.recover()
+            found = self.recover()
+            if found.step == step:
+                return found
+            self.depot.drop(step)
         if found.step and found.step not in mirrored:
             self.depot.put(found.step)
         return found

@@ -58,7 +58,7 @@ class Tuning:
         self.site, self.threads = site, asked.threads
         self.out, self.record, self.asked, self.around = out, record, asked, around
         self.recipe, self.events, self.tell = record.recipe, around.events, around.tell
-        checkpoints = Checkpoints(out / CHECKPOINTS)
+        checkpoints = Checkpoints(out / CHECKPOINTS, record.digest)
         self.commits = Commits(checkpoints, around.depot, around.events, around.tell, asked.keep)
         self.checkpoints, self.history = checkpoints, History(out)
         self.manager = site.opened(asked, around.events, self.commits.look)

@@ -10,12 +10,14 @@ from gemma_neuron.elastic.embedded import EmbeddedEngine
 from gemma_neuron.elastic.engine import WorkerHandle
 from gemma_neuron.elastic.events import EventLog
 from gemma_neuron.elastic.manager import Manager
+from gemma_neuron.errors import SourceChangedError
 from gemma_neuron.tuning import worker
 from gemma_neuron.tuning.fleet import Fleet
 from gemma_neuron.tuning.numerics import numerics
 from gemma_neuron.tuning.plan import Supervision
 from gemma_neuron.tuning.recipe import Recipe
 from gemma_neuron.tuning.replicas import PRELOAD, specs
+from gemma_neuron.unchanged import FilesBefore
 
 Workers = Sequence[WorkerHandle]
 
@@ -69,6 +71,7 @@ class OneMachine:
         self._model, self._samples, self._scratch = model, samples, scratch
         self._generation = 0
         self._store: Path | None = None
+        self._before = FilesBefore.of([model / "config.json", *sorted(model.glob("*.safetensors"))])
 
     @property
     def numerics(self) -> Sequence[dict[str, str]]:
@@ -87,6 +90,7 @@ class OneMachine:
     def load(
         self, workers: Workers, recipe: Recipe, threads: int, meanwhile: Callable[[], None]
     ) -> list[dict[str, Any]]:
+        """See `Site`. Raises SourceChangedError: replicas of two models would sum gradients of both."""
         job = worker.Job(
             model=self._model,
             samples=self._samples,
@@ -94,7 +98,13 @@ class OneMachine:
             threads=threads,
             device=self._device,
         )
-        return self.fleet.ask(workers, worker.load, lambda _: (job,), meanwhile)
+        facts = self.fleet.ask(workers, worker.load, lambda _: (job,), meanwhile)
+        if changed := self._before.changed():
+            raise SourceChangedError(
+                f"{changed} What is committed was computed with what it was before.",
+                "Put the model back as it was and run the same command, or name a new --out.",
+            )
+        return facts
 
     def begin(self, workers: Workers, checkpoint: Path | None, timeout: float) -> None:
         store = self._store = self._scratch / f"group-{self._generation}"

@@ -69,6 +69,25 @@ def test_what_is_not_whole_is_named_and_the_one_before_used(made: Checkpoints, h
     assert not made.at(30).exists()
 
 
+def test_what_was_copied_from_another_run_or_step_is_no_checkpoint(tmp_path: Path) -> None:
+    mine = Checkpoints(tmp_path / "checkpoints", "this run")
+    whole = {"step": 10, "run": "this run", "threads": 1, "numerics": {"cpu": "x"}}
+    write_checkpoint(mine.at(10), FILES, whole)
+    for step, facts in (
+        (20, whole),
+        (30, whole | {"step": 30, "run": "another run"}),
+        (40, whole | {"step": 40, "threads": "many"}),
+        (50, whole | {"step": 50, "numerics": [1]}),
+        (60, {"step": 60}),
+    ):
+        write_checkpoint(mine.at(step), FILES, facts)
+    found = mine.recover()
+    assert found.step == 10 and sorted(found.refused) == [20, 30, 40, 50, 60]
+    assert "holds step 10 of run this run; step 20" in found.refused[20]
+    assert "holds step 30 of run another run" in found.refused[30]
+    assert mine.committed() == [10]
+
+
 def test_a_step_that_is_committed_is_not_written_again(made: Checkpoints) -> None:
     before = (made.at(30) / "a").stat()
     write_checkpoint(made.at(30), {"a": b"other"}, {})

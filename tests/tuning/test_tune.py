@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gemma_neuron.cli import app
-from gemma_neuron.errors import Interrupted, PortMismatchError, UsageError
+from gemma_neuron.errors import Interrupted, PortMismatchError, SourceChangedError, UsageError
 from gemma_neuron.pipeline import merged_checkpoint
 from gemma_neuron.tuning.plan import Progress
 from tests.tuning.job import Job, Look
@@ -194,6 +194,25 @@ def test_a_number_that_no_run_bears_is_a_flag_refused(job: Job, flag: str) -> No
 def test_a_loss_that_is_no_number_ends_the_run(job: Job) -> None:
     with pytest.raises(UsageError, match=r"Step \d+ (has loss|leaves no finite adapter).*diverged"):
         job.run(replicas=1, learning_rate=1e30)
+    job.require_no_orphan()
+
+
+def test_a_model_that_changes_under_the_run_is_refused_to_a_replacement(
+    job: Job, tmp_path: Path
+) -> None:
+    job.model = Path(shutil.copytree(job.model, tmp_path / "changing"))
+
+    def look(where: Progress) -> None:
+        if where.step == 6:
+            path = job.model / "model.safetensors"
+            data = bytearray(path.read_bytes())
+            data[-64:] = bytes(64)
+            path.write_bytes(data)
+            os.kill(job.pids()[1], signal.SIGKILL)
+
+    with pytest.raises(SourceChangedError, match=r"model\.safetensors changed while this ran"):
+        job.run(look)
+    assert [e["step"] for e in job.events("committed")] == [4]
     job.require_no_orphan()
 
 
