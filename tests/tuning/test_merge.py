@@ -131,7 +131,7 @@ def test_what_is_no_plain_lora_is_refused_by_name(base: Path, tmp_path: Path) ->
         merged_checkpoint(str(base), adapter, tmp_path / "out", lambda line: None)
     plain, _ = write_adapter(base, tmp_path / "plain")
     whole = (plain / "adapter_config.json").read_text()
-    for fields, named in (
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"peft_type": "IA3"}, "peft_type"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"bias": "all"}, "bias all"),
@@ -162,7 +162,8 @@ def test_what_is_no_plain_lora_is_refused_by_name(base: Path, tmp_path: Path) ->
                 ("use_a_method_of_next_year", True),
             )
         ],
-    ):
+    )
+    for fields, named in refused:
         edited(plain, **fields)
         with pytest.raises(AdapterError, match=named):
             merged_checkpoint(str(base), plain, tmp_path / "out", lambda line: None)

@@ -200,11 +200,12 @@ def test_a_loss_that_is_no_number_ends_the_run(job: Job) -> None:
 def test_a_model_that_changes_under_the_run_is_refused_to_a_replacement(
     job: Job, tmp_path: Path
 ) -> None:
-    job.model = Path(shutil.copytree(job.model, tmp_path / "changing"))
+    model = Path(shutil.copytree(job.model, tmp_path / "changing"))
+    job = Job(model, job.asked.data, job.out)
 
     def look(where: Progress) -> None:
         if where.step == 6:
-            path = job.model / "model.safetensors"
+            path = model / "model.safetensors"
             data = bytearray(path.read_bytes())
             data[-64:] = bytes(64)
             path.write_bytes(data)
