@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from signal import SIGKILL
 from typing import Any
 
@@ -18,35 +17,15 @@ from gemma_neuron.elastic.census import Census
 from gemma_neuron.elastic.engine import DEADLINE_SECONDS, Outcome, WorkerHandle, WorkerSpec
 from gemma_neuron.elastic.faults import NodeLost, ReplicaDownError, WorkerDied, WorkerHung
 from gemma_neuron.elastic.head import join
-from gemma_neuron.elastic.post import SLICE_SECONDS, Post, Reply, is_gone, kill_post
+from gemma_neuron.elastic.post import SLICE_SECONDS, Reply, is_gone
+from gemma_neuron.elastic.posts import END_SECONDS, POLL_SECONDS, Posts, Remote
 from gemma_neuron.elastic.room import Room
 
-POLL_SECONDS = 0.25
 START_SECONDS = 120.0
 """For a post and its worker, torch loaded first."""
 NODE_SECONDS = 25.0
 """A post that cannot be reached for so long is lost with its node; Ray itself takes about 16 s to say so."""
-END_SECONDS = 10.0
 CLUSTER_LIMIT = 1024
-POLITENESS = "RAY_worker_niceness"
-"""Ray would run posts at nice 15, and their workers so too: on a machine with other work they starve, and miss their
-heartbeats."""
-
-
-@dataclass(slots=True)
-class _Remote:
-    """One worker, as its controller knows it. `address`: where other machines reach its own; `asked`: since when
-    `pending` is; `missed`: since when it cannot be reached."""
-
-    post: Any
-    pid: int
-    node: str
-    address: str
-    seen: int = 0
-    pending: Any = None
-    asked: float = 0.0
-    missed: float | None = None
-    busy: bool = False
 
 
 class RayEngine:
@@ -73,62 +52,18 @@ class RayEngine:
         self._ray, self._head = join(address)
         self.census = Census(self._ray, self._head)
         self.room = Room(CLUSTER_LIMIT)
-        self._modules = [*preload, *calls], list(calls)
+        modules = [*preload, *calls], list(calls)
+        self._posts = Posts(self._ray, self._head, modules, start_seconds)
         self.cpus, self.memory, self.resources = cpus, memory, dict(resources or {})
         self.gpus = 0
-        self._start_seconds = start_seconds
-        self._workers: dict[WorkerHandle, _Remote] = {}
+        self._workers: dict[WorkerHandle, Remote] = {}
 
     def spawn(self, spec: WorkerSpec) -> WorkerHandle:
         """See `Engine.spawn`. Raises NodeLost when no machine gives it a place in time, and what befell the worker."""
-        ray = self._ray
-        made = ray.remote(Post).options(
-            max_restarts=0,
-            max_task_retries=0,
-            max_concurrency=2,
-            num_cpus=self.cpus,
-            num_gpus=self.gpus,
-            memory=self.memory or None,
-            resources=self.resources,
-            runtime_env={"env_vars": {POLITENESS: "0"}},
-        )
-        post = None
-        try:
-            post = self._head.asked(lambda: made.remote(*self._modules))
-            pid = self._got(post.start.remote(spec), self._start_seconds)
-            node, address, own_pid = self._got(post.where.remote(), self._start_seconds)
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            if post is not None:
-                self._drop(post)
-            raise self._nowhere(spec, str(error).partition("\n")[0]) from error
-        if isinstance(pid, ReplicaDownError):
-            self._drop(post)
-            raise pid
+        remote, pid = self._posts.with_worker(spec, self._share)
         handle = WorkerHandle(spec, pid)
-        self._workers[handle] = _Remote(post, own_pid, node, address)
+        self._workers[handle] = remote
         return handle
-
-    def _got(self, reference: Any, seconds: float) -> Any:
-        """A call's answer; GetTimeoutError after `seconds`, or once the head is gone."""
-        end = time.monotonic() + seconds
-        while True:
-            try:
-                return self._ray.get(reference, timeout=POLL_SECONDS)
-            except self._ray.exceptions.GetTimeoutError:
-                if time.monotonic() > end or self._head.is_gone():
-                    raise
-
-    def _nowhere(self, spec: WorkerSpec, said: str) -> NodeLost:
-        why = (
-            f"its head at {self._head} answers no more"
-            if self._head.is_gone()
-            else f"asked for {self._start_seconds:g} s; Ray: {said}"
-        )
-        return NodeLost(
-            f"The cluster has no place for worker {spec.rank} ({spec.name}): {why}.",
-            "`ray status` shows its machines and what is free.",
-            rank=spec.rank,
-        )
 
     def address(self, handle: WorkerHandle) -> str:
         """Of the machine a worker is on, as the cluster's others reach it."""
@@ -156,7 +91,7 @@ class RayEngine:
             if found or not known or (end is not None and time.monotonic() >= end):
                 return found
 
-    def _ask(self, worker: _Remote) -> None:
+    def _ask(self, worker: Remote) -> None:
         if worker.pending is None:
             worker.pending = worker.post.outcome.remote(worker.seen)
             worker.asked = time.monotonic()
@@ -187,10 +122,12 @@ class RayEngine:
         worker.busy = False
         kind, value = reply
         if is_gone(reply):
-            return self._lost(handle, value)
+            self._posts.keep(self._workers.pop(handle))
+            self.room.left()
+            return Outcome(handle, fault=value)
         return Outcome(handle, **{kind: value})
 
-    def _silent(self, handle: WorkerHandle, worker: _Remote) -> Outcome | None:
+    def _silent(self, handle: WorkerHandle, worker: Remote) -> Outcome | None:
         """A post that does not answer though it should have: stopped, or cut off with the head."""
         if self._head.is_gone():
             return self._lost(handle, self._cut_off(handle))
@@ -205,21 +142,10 @@ class RayEngine:
             deadline=deadline,
             doing="its post answers no more",
         )
-        self._kill_post(worker)
+        self._posts.kill(worker)
         return self._lost(handle, fault)
 
-    def _kill_post(self, worker: _Remote) -> None:
-        """By another process there: a post that is stopped does not hear that it is to end."""
-        place = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        if self._head.is_gone():
-            return
-        there = self._ray.remote(kill_post).options(
-            num_cpus=0, scheduling_strategy=place(worker.node, soft=False)
-        )
-        with suppress(self._ray.exceptions.RayError):
-            self._got(there.remote(worker.pid), END_SECONDS)
-
-    def _unreachable(self, handle: WorkerHandle, worker: _Remote) -> Outcome | None:
+    def _unreachable(self, handle: WorkerHandle, worker: Remote) -> Outcome | None:
         now = time.monotonic()
         worker.missed = now if worker.missed is None else worker.missed
         if now - worker.missed > NODE_SECONDS or self._head.is_gone():
@@ -227,7 +153,7 @@ class RayEngine:
         time.sleep(POLL_SECONDS)  # it fails at once, and is asked again
         return None
 
-    def _end_of(self, handle: WorkerHandle, worker: _Remote) -> ReplicaDownError:
+    def _end_of(self, handle: WorkerHandle, worker: Remote) -> ReplicaDownError:
         """Why a post is gone: with its node, or alone; then its worker was killed by its lifeline."""
         if self._head.is_gone() or not self.census.is_up(worker.node):
             return self._cut_off(handle)
@@ -245,13 +171,9 @@ class RayEngine:
         )
 
     def _lost(self, handle: WorkerHandle, fault: ReplicaDownError) -> Outcome:
-        self._drop(self._workers.pop(handle).post)
+        self._posts.drop(self._workers.pop(handle).post)
         self.room.left()
         return Outcome(handle, fault=fault)
-
-    def _drop(self, post: Any) -> None:
-        with suppress(self._ray.exceptions.RayError, RuntimeError, TimeoutError):
-            self._head.asked(lambda: self._ray.kill(post))
 
     def busy(self, handle: WorkerHandle) -> bool:
         """See `Engine.busy`; False for a worker that is gone."""
@@ -264,27 +186,23 @@ class RayEngine:
     def kill(self, handle: WorkerHandle) -> None:
         """See `Engine.kill`. On a machine that is cut off, its post ends it."""
         worker = self._workers.pop(handle, None)
-        if worker is None:
-            return
-        try:
-            self._got(worker.post.end.remote(), END_SECONDS)
-        except self._ray.exceptions.RayError:
-            self._kill_post(worker)
-        self._drop(worker.post)
-        self.room.left()
+        if worker is not None:
+            self._posts.end(worker)
+            self.room.left()
 
     @property
-    def _wanted(self) -> dict[str, float]:
+    def _share(self) -> dict[str, float]:
         return {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory, **self.resources}
 
     def capacity(self) -> int:
-        """How many more workers the cluster's free resources hold, by its own count, and `room` allows."""
+        """How many more workers the cluster's free resources and posts without one hold, and `room` allows."""
         allowed = self.room.free(len(self._workers))
-        return min(allowed, self.census.free(self._wanted)) if allowed else 0
+        share = self._share
+        return min(allowed, self.census.free(share) + self._posts.kept(share)) if allowed else 0
 
     def places(self) -> int:
         """How many workers its living machines hold in all, each taken for itself; free or not."""
-        return self.census.places(self._wanted)
+        return self.census.places(self._share)
 
     def close(self) -> None:
         """End all workers and leave the cluster."""

@@ -34,7 +34,10 @@ Reply = tuple[str, Any]
 
 
 class Post:
-    """The actor's side. `outcome` and one other call may run at once. `preload`, `calls` as the engine has them."""
+    """The actor's side, for one worker after another. `outcome` and one other call may run at once.
+
+    `preload`, `calls`: as the engine has them.
+    """
 
     def __init__(self, preload: Sequence[str] = (), calls: Sequence[str] = ()) -> None:
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
@@ -50,10 +53,12 @@ class Post:
         """The pid of the worker, or why there is none."""
         try:
             with _no_main():
-                self._handle = self._engine.spawn(spec)
+                found = self._engine.spawn(spec)
         except ReplicaDownError as fault:
             return fault
-        return self._handle.pid
+        with self._lock:
+            self._handle, self._kept = found, (self._kept[0], ("", None))
+        return found.pid
 
     def where(self) -> tuple[str, str, int]:
         """The machine, by the cluster's name and by its address for it, and this post's pid there."""

@@ -21,6 +21,7 @@ from tests.elastic import clusters, work
 
 NODE_BOUND = 30.0
 ORPHAN_BOUND = 5.0
+AGAIN_BOUND = 2.0
 
 
 def spec(rank: int = 0, deadline: float = 10.0) -> WorkerSpec:
@@ -79,6 +80,29 @@ def test_a_post_that_dies_or_stops_takes_its_worker_along(cluster: Any) -> None:
             (outcome,) = engine.wait([handle], 30)
             assert isinstance(outcome.fault, kind), outcome
             assert gone(handle.pid, ORPHAN_BOUND)
+
+
+@clusters.NEEDS_RAY
+def test_the_next_worker_starts_where_one_has_ended(cluster: Any) -> None:
+    """In its post, which has all loaded: in a new one an interpreter would start and load torch again. Not where the
+    next takes more of a machine."""
+    with clusters.joined(cluster) as engine:
+        room = engine.capacity()
+        first = engine.spawn(spec())
+        post = post_of(first.pid).pid
+        engine.call(first, work.end, -signal.SIGKILL)
+        (outcome,) = engine.wait([first], 30)
+        assert isinstance(outcome.fault, WorkerDied) and engine.capacity() == room
+        started = time.monotonic()
+        second = engine.spawn(spec(1))
+        assert time.monotonic() - started < AGAIN_BOUND
+        assert post_of(second.pid).pid == post
+        engine.call(second, work.who)
+        assert engine.wait([second], 30)[0].answer == (1, second.pid)
+        engine.call(second, work.end, 3)
+        assert isinstance(engine.wait([second], 30)[0].fault, WorkerDied)
+        engine.cpus = 2.0
+        assert post_of(engine.spawn(spec()).pid).pid != post
 
 
 @clusters.NEEDS_RAY

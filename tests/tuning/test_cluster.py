@@ -20,8 +20,9 @@ from tests.tuning.test_machines import has_commit
 from tests.tuning.test_tune import disturb
 
 pytestmark = pytest.mark.timeout(1200)
-BOUND, NODE_BOUND = 60.0, 60.0
-"""From a fault to the step after it: a post is an interpreter of its own, and loads torch, two at once on two cores."""
+BOUND, NODE_BOUND = 15.0, 60.0
+"""From a fault to the step after it: of a process, whose post starts the next; of a machine, which has to be missed
+first, and whose survivor may have to be started anew."""
 
 
 @pytest.fixture(scope="module")
