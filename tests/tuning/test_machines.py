@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import platform
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,7 +29,7 @@ from gemma_neuron.tuning.recipe import Recipe
 from gemma_neuron.tuning.replicas import PRELOAD
 from tests.tiny import write_tiny_gemma4
 from tests.tuning.job import Job
-from tests.tuning.test_tune import disturb
+from tests.tuning.test_tune import disturb, resize
 
 BOUND = 15.0
 DEEP = 10_000
@@ -137,18 +136,7 @@ def test_a_checkpoint_whose_packer_lives_comes_home_after_a_fault(
 def test_resize_goes_on_with_the_survivor_and_grows_back(
     job: Job, undisturbed: Job, engine: Machines
 ) -> None:
-    worlds: list[int] = []
-    kill = disturb(job, 0, signal.SIGKILL)
-
-    def look(where: Progress) -> None:
-        kill(where)
-        worlds.append(where.replicas)
-        if where.step == 8 and where.replicas == 1:
-            time.sleep(1.5)
-
-    job.run(look, cluster="there", elastic="resize", regrow_after=1.0, max_failures=1)
-    assert worlds[0] == worlds[-1] == 2 and 1 in worlds
-    assert [e["kind"] for e in job.events("retry")] == ["failure", "scale_up"]
+    resize(job, cluster="there")
     assert job.adapter == undisturbed.adapter
 
 

@@ -69,9 +69,8 @@ def test_a_lost_replica_is_replaced_and_the_adapter_is_the_same_to_the_bit(
     job.require_no_orphan()
 
 
-def test_resize_goes_on_without_the_lost_and_grows_back_at_a_commit(
-    job: Job, undisturbed: Job
-) -> None:
+def resize(job: Job, **more: Any) -> None:
+    """A run that loses rank 0, goes on with the other at once, and grows back at no failure's cost."""
     worlds: list[int] = []
     kill = disturb(job, 0, signal.SIGKILL)
 
@@ -81,10 +80,16 @@ def test_resize_goes_on_without_the_lost_and_grows_back_at_a_commit(
         if where.step == 8 and where.replicas == 1:
             time.sleep(1.5)  # the place is free again by then
 
-    job.run(look, elastic="resize", regrow_after=1.0, max_failures=1)
-    assert job.adapter == undisturbed.adapter
+    job.run(look, elastic="resize", regrow_after=1.0, max_failures=1, **more)
     assert worlds[0] == worlds[-1] == 2 and 1 in worlds
     assert [e["kind"] for e in job.events("retry")] == ["failure", "scale_up"]
+
+
+def test_resize_goes_on_without_the_lost_and_grows_back_at_a_commit(
+    job: Job, undisturbed: Job
+) -> None:
+    resize(job)
+    assert job.adapter == undisturbed.adapter
     smaller, larger = job.events("resumed")
     assert (smaller["replicas"], larger["replicas"], larger["lost_steps"]) == (1, 2, 0)
     assert smaller["downtime_seconds"] < 5.0
