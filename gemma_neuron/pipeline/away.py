@@ -23,8 +23,9 @@ from gemma_neuron.artifacts import FileEntry, digest_file, remove
 from gemma_neuron.backends.base import Backend
 from gemma_neuron.backends.registry import backend
 from gemma_neuron.compilation import worker
+from gemma_neuron.elastic.alike import require_alike
 from gemma_neuron.elastic.engine import WorkerContext
-from gemma_neuron.errors import EnvironmentProblem, IntegrityError, NetworkError
+from gemma_neuron.errors import IntegrityError, NetworkError
 from gemma_neuron.mirror.folder import cache_folder
 from gemma_neuron.mirror.layout import SetName, blob_key
 from gemma_neuron.mirror.location import S3Location
@@ -102,17 +103,8 @@ def fetch_inputs(store: Store, found: Backend, job: worker.Job) -> None:
 
 def require_same(here: dict[str, str], job: worker.Job) -> None:
     """What this machine would compile is what the controller's would: same code, versions, compiler, processor."""
-    differing = [
-        f"{name} {here.get(name, 'none')[:60]} here, {value[:60]} there"
-        for name, value in job.shortcut_key.items()
-        if here.get(name) != value
-    ]
-    if differing:
-        raise EnvironmentProblem(
-            f"{job.name} would be another on {platform.node()} than on the controller's machine: "
-            f"{'; '.join(differing)}.",
-            "Install the same versions on all machines of the cluster, or take this one out of it.",
-        )
+    otherwise = f"{job.name} would be another on {platform.node()} than on the controller's machine"
+    require_alike(otherwise, here, job.shortcut_key)
 
 
 def _entry(path: Path) -> FileEntry:

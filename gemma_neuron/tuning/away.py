@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gemma_neuron.elastic.alike import require_alike
 from gemma_neuron.elastic.engine import WorkerContext
 from gemma_neuron.elastic.group import hosted_store, use_address
-from gemma_neuron.errors import EnvironmentProblem
 from gemma_neuron.tuning import worker
 from gemma_neuron.tuning.numerics import numerics, versions
 from gemma_neuron.tuning.parcel import Parcel, Piece
@@ -67,17 +67,8 @@ def _received(context: WorkerContext) -> dict[str, bytes]:
 def require_same_versions(there: Mapping[str, str]) -> None:
     """Raise EnvironmentProblem where this machine's packages are not those of the controller's: sums come out
     otherwise, and a model may be another."""
-    here = versions()
-    differing = [
-        f"{name} {here[name]} here, {value} there"
-        for name, value in there.items()
-        if here.get(name) != value
-    ]
-    if differing:
-        raise EnvironmentProblem(
-            f"{platform.node()} would train otherwise than the controller's machine: {'; '.join(differing)}.",
-            "Install the same versions on all machines of the cluster, or take this one out of it.",
-        )
+    otherwise = f"{platform.node()} would train otherwise than the controller's machine"
+    require_alike(otherwise, versions(), there)
 
 
 def load(context: WorkerContext, model: Path, order: Order) -> Arrived:
