@@ -50,7 +50,7 @@ KINDS = ("prompt", "weights", "graph")
 
 def main() -> int:
     asked = arguments()
-    lines = [x for x in read(asked.results) if x["model"] == asked.model.name]
+    lines = results_of(asked)
     if asked.table:
         print(table(read(asked.results)))
         return 0
@@ -60,15 +60,15 @@ def main() -> int:
     deadline = time.monotonic() + 60 * asked.minutes
     with ExitStack() as stack:
         work = asked.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        work /= f"part-{asked.part[0]}"  # processes beside one another share no port
         for number, (setting, name, fault) in enumerate(wanted(asked, work, lines)):
             if time.monotonic() > deadline or number == asked.count:
                 break
             line = case(asked, work, setting, name, fault)
             with asked.results.open("a") as out:
                 out.write(json.dumps(line) + "\n")
-            lines.append(line)
             print(row(line), flush=True)
-    return totals(lines)
+    return totals(results_of(asked))
 
 
 def arguments() -> argparse.Namespace:
@@ -81,25 +81,37 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--count", type=int, help="at most so many cases in this run")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--results", type=Path, default=Path("validate-mutants-results.jsonl"))
+    parser.add_argument(
+        "--part", type=part, default=(1, 1), help="I/N: of N processes on one result file, the Ith"
+    )
     parser.add_argument("--fault", default="", help="only faults whose name has this in it")
     parser.add_argument("--work", type=Path, help="keeps ports and goldens for the next run")
     parser.add_argument("--table", action="store_true", help="print the matrix as Markdown")
     return parser.parse_args()
 
 
+def part(text: str) -> tuple[int, int]:
+    index, of = map(int, text.split("/"))
+    if not 1 <= index <= of:
+        raise ValueError(text)
+    return index, of
+
+
 def wanted(
     asked: argparse.Namespace, work: Path, lines: list[dict[str, Any]]
 ) -> Iterator[tuple[Setting, str, Fault | None]]:
-    """What is not in the result file yet: mutants, then clean runs."""
+    """This part's share of what is not in the result file yet: mutants, then clean runs."""
+    index, of = asked.part
     setting = Setting(asked.tp)
     done = {x["setting"] if x["kind"] == "clean" else x["fault"] for x in lines}
     port = subject_of(asked, work, setting).port
     geometry, chat = Port(port).geometry, bool(Port(port).record.fingerprints.template)
-    for name, fault in sorted(FAULTS.items(), key=lambda item: KINDS.index(item[1].kind)):
+    ordered = sorted(FAULTS.items(), key=lambda item: KINDS.index(item[1].kind))
+    for name, fault in ordered[index - 1 :: of]:
         fits = geometry.family in fault.families and (chat or fault.kind != "prompt")
         if fits and asked.fault in name and name not in done:
             yield setting, name, fault
-    for clean in clean_settings(geometry.window)[: asked.clean]:
+    for clean in clean_settings(geometry.window)[: asked.clean][index - 1 :: of]:
         if clean.name not in done:
             yield clean, CLEAN, None
 
@@ -136,6 +148,10 @@ def case(
     except Exception as error:
         line["crash"] = f"{type(error).__name__}: {error}"[:300]
     return line
+
+
+def results_of(asked: argparse.Namespace) -> list[dict[str, Any]]:
+    return [line for line in read(asked.results) if line["model"] == asked.model.name]
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from gemma_neuron.backends.base import CompileSpec, UnitSpec
 from gemma_neuron.backends.cpu.ranks import AllRanks
@@ -18,6 +20,18 @@ from gemma_neuron.backends.tensors import flat
 from gemma_neuron.models.view import rank_view
 from gemma_neuron.pipeline import CompileRequest, shard
 from gemma_neuron.port import Port
+
+
+class WeightsInPlace(TorchFunctionMode):
+    """Linear layers over flattened rows: under `vmap`, torch's own rule copies the weight once per row of the batch."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is functional.linear and args[0].dim() > 2:
+            rows, weight = args[0].flatten(0, -2), args[1]
+            return (rows @ weight.t()).unflatten(0, args[0].shape[:-1])
+        return func(*args, **(kwargs or {}))
 
 
 class EagerRunner(CpuRunner):
@@ -32,7 +46,12 @@ class EagerRunner(CpuRunner):
             {name: self._tensors[flat(name)] for name in names},
             {name: self._tensors[flat(name)] for name in view.state_shapes()},
         )
-        return lambda *inputs: list(module(*inputs))
+
+        def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
+            with WeightsInPlace():
+                return list(module(*inputs))
+
+        return run
 
 
 def eager_port(
