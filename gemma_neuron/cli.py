@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
+from gemma_neuron import interrupts
 from gemma_neuron.commands import (
     bench,
     checkpoint,
@@ -30,7 +30,6 @@ from gemma_neuron.errors import (
     Cancelled,
     EnvironmentProblem,
     GemmaNeuronError,
-    Interrupted,
     UsageError,
 )
 from gemma_neuron.logs import LogFormat, choose, to_stderr
@@ -40,11 +39,6 @@ READER_WENT_AWAY = 141
 """As shells say of a program that SIGPIPE ended: 128 and its number."""
 EXIT_HELP = """Exit codes: 0 done · 1 bug · 2 usage · 3 checkpoint · 4 plan · 5 integrity · 6 compile ·
 7 validation · 8 environment · 9 no capacity · 10 quota · 75 interrupted, run again · 130 Ctrl-C"""
-_CTRL_C = Cancelled("Stopped by Ctrl-C.", "Run the same command to go on.")
-_SIGTERM = Interrupted("Stopped by SIGTERM with work left.", "Run the same command to go on.")
-_stopped: list[Interrupted] = []
-"""What a signal asked for. C code that was running may put an error of its own in place of the handler's, as torch does
-with a ValueError about a storage's shape: the program ends as it was asked to all the same."""
 app = typer.Typer(
     name="gemma-neuron",
     no_args_is_help=True,
@@ -89,7 +83,7 @@ def main() -> NoReturn:
     wants_json = "--json" in sys.argv
     _require_streams()
     to_stderr()
-    _hear_signals()
+    interrupts.hear_signals()
     if sys.argv[1:] == [
         "--version"
     ]:  # as an option it could be set by GEMMA_NEURON_VERSION, and no command would run
@@ -118,10 +112,11 @@ def main() -> NoReturn:
         hint = "Run `gemma-neuron COMMAND --help`."
         code = _fail(UsageError(error.format_message(), hint), wants_json)
     except Exception as error:
-        if not _stopped:
+        asked = interrupts.asked()
+        if asked is None:
             _tell_bug(error, wants_json)
             raise
-        code = _fail(_stopped[0], wants_json)
+        code = _fail(asked, wants_json)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -135,13 +130,6 @@ def _run(as_json: bool) -> object:
 def _tell_bug(error: Exception, as_json: bool) -> None:
     if as_json:
         emit_json({"error": GemmaNeuronError(f"{type(error).__name__}: {error}").to_json()})
-
-
-def _hear_signals() -> None:
-    _stopped.clear()
-    signal.signal(signal.SIGTERM, _interrupted)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _ctrl_c)
 
 
 def _require_streams() -> None:
@@ -177,18 +165,7 @@ def _fail(error: GemmaNeuronError, as_json: bool) -> int:
 
 
 def _cancelled(as_json: bool) -> int:
-    return _fail(_CTRL_C, as_json)
-
-
-def _ctrl_c(number: int, frame: object) -> NoReturn:
-    _stopped.append(_CTRL_C)
-    raise KeyboardInterrupt
-
-
-def _interrupted(number: int, frame: object) -> NoReturn:
-    """SIGTERM with work left: what is committed stays, the rest is dropped, exit 75."""
-    _stopped.append(_SIGTERM)
-    raise _SIGTERM
+    return _fail(interrupts.CTRL_C, as_json)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
+from gemma_neuron import interrupts
 from gemma_neuron.errors import GemmaNeuronError, UsageError
 from gemma_neuron.serving.screen import Cleaner, clean
 from gemma_neuron.serving.talkers import LocalTalker, Message, Talker, UrlTalker
@@ -95,12 +96,15 @@ class ChatLoop:
         before = list(self.messages)
         try:
             self.say(text)
-        except KeyboardInterrupt:
-            print("\n(stopped)", file=self.notes)
+        except (KeyboardInterrupt, Exception) as error:
             self.messages = before
-        except GemmaNeuronError as error:
-            print(f"\n{error.message} {error.hint}".rstrip(), file=self.notes)
-            self.messages = before
+            if isinstance(error, KeyboardInterrupt) or interrupts.asked() is interrupts.CTRL_C:
+                interrupts.answered()
+                print("\n(stopped)", file=self.notes)
+            elif isinstance(error, GemmaNeuronError) and interrupts.asked() is None:
+                print(f"\n{error.message} {error.hint}".rstrip(), file=self.notes)
+            else:
+                raise
 
     def say(self, text: str) -> str:
         """Ask, print the answer as it comes, keep both in the history; the answer."""

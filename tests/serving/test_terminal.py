@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gemma_neuron import interrupts
 from gemma_neuron.chat import Tokenizer, load_chat_assets
-from gemma_neuron.errors import CompileError, EnvironmentProblem, TemplateError, UsageError
+from gemma_neuron.errors import (
+    CompileError,
+    EnvironmentProblem,
+    Interrupted,
+    TemplateError,
+    UsageError,
+)
 from gemma_neuron.serving.screen import Cleaner, clean
-from gemma_neuron.serving.talkers import LocalTalker, UrlTalker
+from gemma_neuron.serving.talkers import LocalTalker, Message, UrlTalker
 from gemma_neuron.serving.terminal import ChatLoop, run_chat
 from tests.serving.fake_runner import FakeRunner
 from tests.serving.server import running, write_port, write_source
@@ -122,6 +131,60 @@ def test_an_error_ends_one_answer_not_the_chat(tmp_path: Path) -> None:
     assert "context is 256" in notes.getvalue()
     assert out.getvalue() == SAID + "\n"
     assert len(loop.messages) == 2
+
+
+class Signalled:
+    """A talker that gets a signal in its first answer; in its later ones it says "well"."""
+
+    note = ""
+    max_tokens: int | None = None
+    temperature: float | None = None
+    enable_thinking = False
+
+    def __init__(self, number: int, hidden: bool) -> None:
+        self.number, self.hidden, self.asked = number, hidden, 0
+
+    def answer(self, messages: Sequence[Message]) -> Iterator[str]:
+        self.asked += 1
+        if self.asked == 1:
+            yield "I was about to"
+            with contextlib.suppress(BaseException) if self.hidden else contextlib.nullcontext():
+                signal.raise_signal(self.number)
+            raise ValueError("an error of C code in the place of the signal's")
+        yield "well"
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupts.hear_signals()
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_ctrl_c_ends_one_answer_and_is_then_forgotten(signals: None, hidden: bool) -> None:
+    out, notes = io.StringIO(), io.StringIO()
+    talker = Signalled(signal.SIGINT, hidden)
+    loop = ChatLoop(talker, read=lines("one", "two"), out=out, notes=notes)
+    loop.run()
+    assert "(stopped)" in notes.getvalue() and out.getvalue().endswith("well\n")
+    assert [message["content"] for message in loop.messages] == ["two", "well"]
+    assert interrupts.asked() is None
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_sigterm_ends_the_chat(signals: None, hidden: bool) -> None:
+    talker = Signalled(signal.SIGTERM, hidden)
+    loop = ChatLoop(talker, read=lines("one", "two"), out=io.StringIO(), notes=io.StringIO())
+    with pytest.raises(ValueError if hidden else Interrupted):
+        loop.run()
+    assert talker.asked == 1 and interrupts.asked() is interrupts.SIGTERM
 
 
 def test_what_cannot_be_is_told(tmp_path: Path) -> None:
