@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemma_neuron.checkpoint.reading import BadJsonError, parse_json
 from gemma_neuron.checkpoint.storage import OpenFile
 from gemma_neuron.names import LONGEST_NAME, is_plain_name
 from gemma_neuron.regular_files import FileState
 from gemma_neuron.reports import Finding, FindingKind
+from gemma_neuron.strict_json import BadJsonError, parse_json
 
 HEADER_LIMIT = 100_000_000
 """MAX_HEADER_SIZE of the safetensors library, which stock transformers reads the same files with."""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from gemma_neuron.checkpoint.findings import FindingList
 from gemma_neuron.checkpoint.header import FileHeader, TensorEntry, read_header
-from gemma_neuron.checkpoint.reading import BadJsonError
 from gemma_neuron.checkpoint.selection import (
     INDEX_LIMIT,
     INDEX_NAME,
@@ -29,6 +28,7 @@ from gemma_neuron.checkpoint.storage import OpenFile, read_json_object
 from gemma_neuron.errors import CheckpointError
 from gemma_neuron.regular_files import VANISHED, FileState, RefusedFileError, changed, require_same
 from gemma_neuron.reports import Finding, FindingKind
+from gemma_neuron.strict_json import BadJsonError
 
 if TYPE_CHECKING:
     import numpy as np

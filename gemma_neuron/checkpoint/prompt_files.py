@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 from gemma_neuron.chat import FAMILIES, stop_token_ids
-from gemma_neuron.checkpoint.reading import BadJsonError
 from gemma_neuron.checkpoint.source import (
     SMALL_FILE_LIMIT,
     Source,
@@ -32,6 +31,7 @@ from gemma_neuron.geometry import ModelGeometry
 from gemma_neuron.names import is_plain_file_name
 from gemma_neuron.regular_files import RefusedFileError
 from gemma_neuron.reports import Finding, FindingKind, Severity
+from gemma_neuron.strict_json import BadJsonError
 from gemma_neuron.template import ChatTemplate, Origin, load_template
 
 TEMPLATE_NAME = "chat_template.jinja"

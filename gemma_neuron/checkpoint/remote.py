@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from gemma_neuron.checkpoint.reading import BadJsonError
 from gemma_neuron.checkpoint.selection import (
     ADAPTER_CONFIG_NAME,
     CONFIG_NAME,
@@ -28,6 +27,7 @@ from gemma_neuron.checkpoint.storage import LocalFiles, OpenFile, read_json_obje
 from gemma_neuron.errors import CheckpointError, IntegrityError, SourceNotFoundError
 from gemma_neuron.names import is_plain_file_name
 from gemma_neuron.regular_files import RefusedFileError
+from gemma_neuron.strict_json import BadJsonError
 from gemma_neuron.transfer import Progress, require_room
 
 Tell = Callable[[str], None]

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gemma_neuron.checkpoint.reading import BadJsonError
 from gemma_neuron.checkpoint.selection import (
     ADAPTER_CONFIG_NAME,
     CONFIG_NAME,
@@ -23,6 +22,7 @@ from gemma_neuron.checkpoint.storage import FileStore, LocalFiles, read_json_obj
 from gemma_neuron.errors import ConfigError, SourceChangedError, SourceNotFoundError
 from gemma_neuron.names import path_of
 from gemma_neuron.regular_files import RefusedFileError
+from gemma_neuron.strict_json import BadJsonError
 
 CONFIG_LIMIT = 4 * 1024 * 1024
 SMALL_FILE_LIMIT = 128 * 1024 * 1024

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from gemma_neuron.checkpoint.reading import BadJsonError, parse_json, pread_exactly
+from gemma_neuron.checkpoint.reading import pread_exactly
 from gemma_neuron.regular_files import FileState, RefusedFileError, opened
+from gemma_neuron.strict_json import BadJsonError, parse_json
 
 
 class OpenFile(Protocol):

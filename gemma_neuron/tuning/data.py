@@ -15,6 +15,7 @@ from typing import Any
 
 from gemma_neuron.chat import ChatAssets, control_text
 from gemma_neuron.errors import TemplateError, UsageError
+from gemma_neuron.strict_json import BadJsonError, parse_json
 from gemma_neuron.tuning.turns import Turns
 
 SHOWN = 10
@@ -145,30 +146,18 @@ def _text(number: int, text: str, assets: ChatAssets) -> Sample:
 def _object(data: bytes) -> dict[str, Any]:
     """Raises _BadLineError."""
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unrepeated)
+        value = parse_json(data)
         if b"\\u" in data:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeDecodeError as error:
-        raise _BadLineError(f"byte {error.start + 1} is not UTF-8") from error
     except UnicodeEncodeError as error:
         half = f"\\u{ord(error.object[error.start]):04x}"
         raise _BadLineError(
             f"{half} is half of a character, and its other half is not there"
         ) from error
-    except (ValueError, RecursionError) as error:
+    except BadJsonError as error:
         raise _BadLineError(f"no JSON: {error}") from error
     if not isinstance(value, dict):
         raise _BadLineError('no object with a list "messages"')
-    return value
-
-
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """JSON's objects; one that has a name twice would lose what stands first. Raises _BadLineError."""
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise _BadLineError(f"an object has {json.dumps(twice)} twice")
     return value
 
 

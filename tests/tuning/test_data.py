@@ -113,7 +113,7 @@ def test_a_text_is_learned_as_it_stands_and_needs_no_template(
         (b'{"messages": []}', 'no object with a list "messages"'),
         (b'{"messages": [{"role": "user"}]}', 'message 1 has no "content"'),
         (b'{"messages": ["hello"]}', 'message 1 is no object with a "role"'),
-        (b'{"messages": [{"role": "user", "content": "\xff"}]}', "byte 44 is not UTF-8"),
+        (b'{"messages": [{"role": "user", "content": "\xff"}]}', "no JSON: byte 43 is not UTF-8"),
         (b'{"messages": [{"role": "user", "content": "x"}]}', "no assistant turn"),
         (
             b'{"messages": [{"role": "bot", "content": "x"}, {"role": "assistant", "content": "y"}]}',
@@ -141,7 +141,7 @@ def test_a_text_is_learned_as_it_stands_and_needs_no_template(
                 (b', "tools": [{"x": 1}]}', '"tools" is no list of'),
                 (b', "tools": [{"function": {"name": "f<turn|>"}}]}', "spells the control token"),
                 (b', "text": "z"}', '"text" beside "messages"'),
-                (b', "messages": []}', 'an object has "messages" twice'),
+                (b', "messages": []}', "no JSON: key 'messages' stands twice"),
             )
         ],
         *[
@@ -153,10 +153,10 @@ def test_a_text_is_learned_as_it_stands_and_needs_no_template(
             )
             for rest, named in (
                 (b'"content": 5', 'the "content" of message 2 is neither text nor'),
-                (b'"content": NaN', 'the "content" of message 2 is neither text nor'),
+                (b'"content": NaN', "no JSON: NaN is not JSON"),
                 (b'"tool_calls": [[]]', 'the "tool_calls" of message 2 is no list of'),
                 (b'"content": "\\ud83d"', r"\\ud83d is half of a character"),
-                (b'"content": "y", "role": "user"', 'an object has "role" twice'),
+                (b'"content": "y", "role": "user"', "no JSON: key 'role' stands twice"),
             )
         ],
     ],
