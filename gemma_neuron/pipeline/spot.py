@@ -78,13 +78,17 @@ class SpotRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """All that is known before anything is bought."""
+    """All that is known before anything is bought. `place`: of the best region that has one.
+
+    `left_out`: better regions that have none, and why.
+    """
 
     request: SpotRequest
     planned: Planned
     scan: Scan
     boxes: tuple[Box, ...]
     place: Place | None
+    left_out: dict[str, str]
     root_bytes: int
     bucket_region: str
     on_demand: dict[str, float | None]
@@ -141,6 +145,7 @@ class LaunchPlan:
             },
             "root_bytes": self.root_bytes,
             "place": None if self.place is None else self.place.to_json(),
+            "left_out": self.left_out,
             "instance_profile": request.profile,
             "user_data": self.user_data,
         }
@@ -169,7 +174,7 @@ def launch_plan(account: Account, request: SpotRequest, watch: Watch) -> LaunchP
     from gemma_neuron.spot.refusals import Refused, error_for
     from gemma_neuron.spot.scan import scan
     from gemma_neuron.spot.stops import require_hope
-    from gemma_neuron.spot.template import look, require_profile
+    from gemma_neuron.spot.template import first_place, require_profile
     from gemma_neuron.spot.user_data import script
 
     plan = planned(request.source, request.plan, watch)
@@ -181,9 +186,9 @@ def launch_plan(account: Account, request: SpotRequest, watch: Watch) -> LaunchP
         require_profile(account, request.profile)
         there = boxes(account, {*request.regions, *history.regions_of_boxes()}, request.job)
         note_lost(there, history)
-        best = next((offer.pool.region for offer in seen.offers if offer.offered), None)
+        offering = dict.fromkeys(offer.pool.region for offer in seen.offers if offer.offered)
         root = root_bytes(plan)
-        place = None if best is None else look(account, best, box_spec(request, root))
+        place, left_out = first_place(account, offering, box_spec(request, root))
     except Refused as refused:
         raise error_for(refused) from refused
     return LaunchPlan(
@@ -192,10 +197,11 @@ def launch_plan(account: Account, request: SpotRequest, watch: Watch) -> LaunchP
         scan=seen,
         boxes=tuple(box for box in there if box.runs),
         place=place,
+        left_out=left_out,
         root_bytes=root,
         bucket_region=bucket,
         on_demand=_on_demand(account, request, seen),
-        user_data=script(box_job(request), best or request.regions[0]),
+        user_data=script(box_job(request), request.regions[0] if place is None else place.region),
     )
 
 

@@ -67,6 +67,7 @@ def launch_lines(plan: LaunchPlan) -> list[str]:
                 f"{region}: about {size(count)} would cross to or from the mirror in {plan.bucket_region}, "
                 "which AWS bills"
             )
+    lines += [f"left out: {why}" for why in plan.left_out.values()]
     if plan.place is not None:
         lines.append(
             f"box: image {plan.place.image}, root {plan.place.root_gib} GiB gp3 encrypted, profile {request.profile}, "

@@ -7,11 +7,13 @@ from typing import Any, Literal
 
 Lifecycle = Literal["spot", "on-demand"]
 Kind = Literal[
-    "capacity", "price", "pool", "quota", "authorisation", "credentials", "throttling", "unknown", "setup"
+    "capacity", "price", "pool", "quota", "authorisation", "credentials", "throttling", "unknown", "setup",
+    "settling",
 ]  # fmt: skip
 """Of a refusal. `pool`: this zone never has the type. `unknown`: whether the request was carried out cannot be told.
 
-`setup`: the request or what it names is wrong, and will be next time."""
+`setup`: the request or what it names is wrong, and will be next time. `settling`: what it names was made a moment ago,
+here or by another, and is not seen everywhere yet."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

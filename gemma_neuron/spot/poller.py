@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gemma_neuron.errors import CloudSetupError, NoCapacityError
+from gemma_neuron.errors import NoCapacityError
 from gemma_neuron.spot.account import Account
 from gemma_neuron.spot.boxes import Box, boxes, note_lost, running, terminate
 from gemma_neuron.spot.fleet import Answer, Ask, Fleet, Say, Sleep, summary
@@ -22,10 +22,12 @@ from gemma_neuron.spot.refusals import WAITED_OUT, Refused, error_for
 from gemma_neuron.spot.region import RegionState
 from gemma_neuron.spot.scan import scan
 from gemma_neuron.spot.stops import require_hope, stop_for
-from gemma_neuron.spot.template import BoxSpec, look, make
+from gemma_neuron.spot.template import BoxSpec, NoPlaceError, look, make
 
 RESCAN_SECONDS = 900.0
 """Prices and quota are looked at again this often while waiting."""
+MOST_UNSETTLED = 10
+"""Rounds in which a region does not see what was made there; EC2 settles within seconds, a missing group never does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,33 +150,49 @@ class Poller:
     ) -> Taken | None:
         """One request to one region."""
         try:
-            if region.place is None:
-                region.place = look(self._account, name, self._wanted.spec)
-            place = region.place
-            pools = tuple(pool for pool in pools if pool.zone in place.subnets)
-            if not pools:
-                raise CloudSetupError(
-                    f"{name}: no subnet lies in a zone that offers {', '.join(self._wanted.types)}.",
-                    "Name subnets of those zones: --subnets.",
-                )
-            if region.template is None:
-                wanted = self._wanted
-                script = wanted.user_data(name)
-                region.template = make(self._account, place, wanted.spec, wanted.profile, script)
-            ask = Ask(
-                job=self._wanted.spec.job,
-                region=name,
-                pools=pools,
-                template=region.template,
-                subnets=dict(place.subnets),
-                lifecycle=lifecycle,
-                cap=self._wanted.cap,
-            )
+            ask = self._question(name, region, lifecycle, pools)
             answer = self._fleet.ask(ask)
+        except NoPlaceError as error:
+            self._leave_out(name, region, error)
+            return None
         except Refused as refused:
-            self._refused(name, region, refused)
+            self._refused(name, region, lifecycle, refused)
             return None
         return self._answered(name, region, ask, answer)
+
+    def _question(
+        self, name: str, region: RegionState, lifecycle: Lifecycle, pools: tuple[Pool, ...]
+    ) -> Ask:
+        """The request, once the region has what a box needs. Raises NoPlaceError, CloudSetupError or Refused."""
+        wanted = self._wanted
+        if region.place is None:
+            region.place = look(self._account, name, wanted.spec)
+        place = region.place
+        pools = tuple(pool for pool in pools if pool.zone in place.subnets)
+        if not pools:
+            raise NoPlaceError(
+                f"{name}: no subnet lies in a zone that offers {', '.join(wanted.types)}.",
+                "Name subnets of those zones: --subnets.",
+            )
+        if region.template is None:
+            script = wanted.user_data(name)
+            region.template = make(self._account, place, wanted.spec, wanted.profile, script)
+        return Ask(
+            job=wanted.spec.job,
+            region=name,
+            pools=pools,
+            template=region.template,
+            subnets=dict(place.subnets),
+            lifecycle=lifecycle,
+            cap=wanted.cap,
+        )
+
+    def _leave_out(self, name: str, region: RegionState, error: NoPlaceError) -> None:
+        """A region without a place for a box ends the wait only when it was the last."""
+        region.left_out = True
+        self._say({"event": "left-out", "region": name, "why": error.message, "hint": error.hint})
+        if all(state.left_out for state in self._regions.values()):
+            raise error
 
     def _pools(self, name: str, region: RegionState, lifecycle: Lifecycle) -> tuple[Pool, ...]:
         """What may be asked of a region: offered, within quota and price, and not known never to have it."""
@@ -184,11 +202,15 @@ class Poller:
             return tuple(o.pool for o in offers if affordable(self._account, o.pool, cap))
         return tuple(offer.pool for offer in offers if not offer.obstacle(cap))
 
-    def _refused(self, name: str, region: RegionState, refused: Refused) -> None:
+    def _refused(
+        self, name: str, region: RegionState, lifecycle: Lifecycle, refused: Refused
+    ) -> None:
         """Of the whole request. Waits out what time may cure, and ends the wait for the rest."""
-        self._say_tried(name, "spot", 0, {refused.code: 1}, refused.kind)
+        self._say_tried(name, lifecycle, 0, {refused.code: 1}, refused.kind)
         if refused.kind == "throttling":
             region.slow_down()
+        elif refused.kind == "settling":
+            self._settle(region, refused)
         elif refused.kind == "pool":
             region.dropped |= {offer.pool for offer in region.offers(name, self._scan)}
             self._require_some_left()
@@ -212,9 +234,21 @@ class Poller:
         stop_for(ask, answer.refusals, region.dropped)
         if "throttling" in kinds:
             region.slow_down()
+        if "settling" in kinds:
+            first = next(refusal for refusal in answer.refusals if refusal.kind == "settling")
+            doing = "ec2:CreateFleet"
+            said = Refused(first.kind, first.code, first.said, region=name, doing=doing)
+            self._settle(region, said)
         if "pool" in kinds:
             self._require_some_left()
         return None
+
+    def _settle(self, region: RegionState, refused: Refused) -> None:
+        """EC2 does not see everywhere what was made, or another made it first: it is looked up again next round."""
+        region.template = None
+        region.unsettled += 1
+        if region.unsettled > MOST_UNSETTLED:
+            raise error_for(refused) from refused
 
     def _require_some_left(self) -> None:
         """Raise NoCapacityError when no zone is left that has a type at all."""

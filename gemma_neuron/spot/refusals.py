@@ -47,8 +47,12 @@ CODES: dict[Kind, tuple[str, ...]] = {
         "InternalError", "InternalFailure", "Unavailable", "ServiceUnavailable", "ServerInternal", "RequestTimeout",
         "500", "502", "503", "504",
     ),
+    "settling": (
+        "InvalidGroup.NotFound", "InvalidGroup.Duplicate", "InvalidLaunchTemplateId.NotFound",
+        "InvalidLaunchTemplateId.VersionNotFound", "InvalidLaunchTemplateName.AlreadyExistsException",
+    ),
 }  # fmt: skip
-WAITED_OUT = ("capacity", "price", "throttling", "unknown")
+WAITED_OUT = ("capacity", "price", "throttling", "unknown", "settling")
 """Kinds that another try may cure."""
 
 

@@ -13,16 +13,23 @@ SLOWEST = 8
 
 @dataclass(slots=True)
 class RegionState:
-    """`template`: (id, version). `dropped`: pools that never have the type; `pause`: rounds to leave out."""
+    """`template`: (id, version). `dropped`: pools that never have the type; `pause`: rounds to leave out.
+
+    `left_out`: nothing of the account's there takes a box. `unsettled`: how often what was made was not seen yet.
+    """
 
     place: Place | None = None
     template: tuple[str, str] | None = None
     dropped: set[Pool] = field(default_factory=set)
     pause: int = 0
     slowness: int = 1
+    left_out: bool = False
+    unsettled: int = 0
 
     def offers(self, name: str, seen: Scan) -> list[Offer]:
         """What may still be asked for in the region called `name`, best first, whatever it costs."""
+        if self.left_out:
+            return []
         return [
             offer
             for offer in seen.offers

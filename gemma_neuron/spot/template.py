@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,10 @@ GROUP_NAME = "gemma-neuron"
 ROOT_MIB_S, ROOT_IOPS = 500, 3000
 """Of the root volume (gp3): rank files and checkpoint are read and written at the disk's rate."""
 GIB = 2**30
+
+
+class NoPlaceError(CloudSetupError):
+    """A region has nothing that a box could be put into; another may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +86,23 @@ def require_profile(account: Account, name: str) -> str:
     return str(found["Arn"])
 
 
+def first_place(
+    account: Account, regions: Iterable[str], spec: BoxSpec
+) -> tuple[Place | None, dict[str, str]]:
+    """The first region's place that has one, and why those before it have none. Raises NoPlaceError when none has."""
+    left_out: dict[str, NoPlaceError] = {}
+    for region in regions:
+        try:
+            return look(account, region, spec), {name: e.message for name, e in left_out.items()}
+        except NoPlaceError as error:
+            left_out[region] = error
+    if left_out:
+        raise next(iter(left_out.values()))
+    return None, {}
+
+
 def look(account: Account, region: str, spec: BoxSpec) -> Place:
-    """Image and subnets of a region. Raises CloudSetupError or Refused."""
+    """Image and subnets of a region. Raises NoPlaceError or Refused."""
     image = spec.ami or _public_image(account, region)
     device, image_gib = _root_of(account, region, image)
     vpc, subnets = _subnets(account, region, spec.subnets)
@@ -175,7 +194,7 @@ def _public_image(account: Account, region: str) -> str:
     except Refused as refused:
         if refused.code != "ParameterNotFound":
             raise
-        raise CloudSetupError(
+        raise NoPlaceError(
             f"{region} has no public image {IMAGE_PARAMETER}.",
             "Name an image: --ami, or leave the region out with --regions.",
         ) from refused
@@ -191,13 +210,13 @@ def _root_of(account: Account, region: str, image: str) -> tuple[str, int]:
             raise
         found = []
     if not found:
-        raise CloudSetupError(
+        raise NoPlaceError(
             f"{region} has no image {image}: images belong to one region.",
             "Name that region alone: --regions, or leave --ami out for the public Neuron image.",
         )
     row = found[0]
     if row.get("Architecture", "x86_64") != "x86_64":
-        raise CloudSetupError(
+        raise NoPlaceError(
             f"{image} is for {row['Architecture']}; Inferentia2 instances are x86_64.",
             "Name another --ami.",
         )
@@ -220,13 +239,13 @@ def _subnets(account: Account, region: str, named: Sequence[str]) -> tuple[str, 
     rows.sort(key=lambda row: (-row.get("AvailableIpAddressCount", 0), row["SubnetId"]))
     if not rows:
         what = f"none of the subnets {', '.join(named)}" if named else "no default subnet"
-        raise CloudSetupError(
+        raise NoPlaceError(
             f"{region} has {what}.",
             "aws ec2 create-default-vpc, name subnets that reach the internet (--subnets), or leave it out.",
         )
     vpcs = sorted({row["VpcId"] for row in rows})
     if len(vpcs) > 1:
-        raise CloudSetupError(
+        raise NoPlaceError(
             f"{region}: the subnets {', '.join(named)} lie in {len(vpcs)} VPCs.",
             "Name those of one.",
         )

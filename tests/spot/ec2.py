@@ -69,6 +69,8 @@ class Ec2:
     quota: int = 9600
     refused: dict[str, str] = field(default_factory=dict)
     refused_regions: set[str] = field(default_factory=set)
+    bare: set[str] = field(default_factory=set)
+    """Regions without any subnet."""
     appears: tuple[int, str] | None = None
     """(rounds, zone): capacity there once each region was asked that often."""
     asked: list[tuple[str, str]] = field(default_factory=list)
@@ -162,6 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
         if action == "DescribeInstances" and ec2.hidden > 0:
             ec2.hidden -= 1
             return 200, answer_of(action, "<reservationSet/>"), "text/xml"
+        if action == "DescribeSubnets" and region in ec2.bare:
+            return 200, answer_of(action, "<subnetSet/>"), "text/xml"
         own: dict[str, Callable[[], bytes]] = {
             "GetServiceQuota": lambda: json.dumps({"Quota": {"Value": float(ec2.quota)}}).encode(),
             "GetParameter": lambda: json.dumps(

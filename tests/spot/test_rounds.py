@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gemma_neuron.spot.poller import MOST_UNSETTLED
 from tests.cli_process import Ended, run_main
 from tests.spot.conftest import client
 from tests.spot.ec2 import Ec2
@@ -51,6 +52,41 @@ def test_a_zone_that_does_not_offer_or_support_the_type_is_left_out(
     first, *later = ({pool["zone"] for pool in fleet["pools"]} for fleet in ec2.fleets)
     assert first == {"us-east-1a", "us-east-1b", "us-east-1c", "us-east-1f"}  # not offered: d, e
     assert later and all(zones == first - {"us-east-1a"} for zones in later)
+
+
+def test_a_region_without_a_place_for_a_box_is_left_out(
+    capsys: Capsys, ec2: Ec2, mirror: str
+) -> None:
+    ec2.bare, ec2.capacity = {"us-east-2"}, {"us-east-1b"}
+    plan = run_main(capsys, *[a for a in launch(mirror) if a != "--apply"])
+    assert plan.code == 0 and "left out: us-east-2 has no default subnet." in plan.out
+    found = run_main(capsys, *launch(mirror))
+    assert found.code == 0, found.err
+    (left_out,) = events(found.out, "left-out")
+    assert left_out["region"] == "us-east-2" and "default subnet" in left_out["why"]
+    assert events(found.out)[-1]["zone"] == "us-east-1b"
+    ec2.bare, ec2.fleets = {"us-east-1", "us-east-2", "us-west-2"}, []
+    asked = launch(f"{mirror}/another")
+    for arguments in ([a for a in asked if a != "--apply"], asked):
+        assert "has no default subnet" in ends(capsys, 8, *arguments).err
+    assert not ec2.fleets
+
+
+def test_what_was_made_a_moment_ago_may_not_be_seen_yet(
+    capsys: Capsys, ec2: Ec2, mirror: str
+) -> None:
+    ec2.capacity = {"us-east-2a"}
+    ec2.whole = {"us-east-2": ["InvalidLaunchTemplateId.NotFound", "InvalidGroup.NotFound"]}
+    here = ("--regions", "us-east-2")
+    assert had(capsys, *launch(mirror, *here))["zone"] == "us-east-2a"
+    assert len(ec2.fleets) == 3
+
+
+def test_what_was_made_and_stays_away_ends_the_wait(capsys: Capsys, ec2: Ec2, mirror: str) -> None:
+    ec2.refusal = {f"us-east-2{z}": "InvalidGroup.NotFound" for z in "abc"}
+    said = ends(capsys, 8, *launch(mirror, "--regions", "us-east-2", "--poll", "0.01"))
+    assert "InvalidGroup.NotFound" in said.err
+    assert len(ec2.fleets) == MOST_UNSETTLED + 1
 
 
 def test_no_zone_left_is_exit_9(capsys: Capsys, ec2: Ec2, mirror: str) -> None:
