@@ -91,7 +91,8 @@ def s3_errors(uri: str, bucket: str, *, writing: bool = False) -> Iterator[None]
 def _refused(error: failures.ClientError, uri: str, bucket: str, writing: bool) -> GemmaNeuronError:
     code = error_code(error)
     said = error_text(error)
-    if code == "NoSuchBucket":
+    # An answer to HEAD has no body that could name the code.
+    if code == "NoSuchBucket" or (code == "404" and error.operation_name == "HeadBucket"):
         return AccessError(
             f"{uri}: there is no bucket {bucket} in this store.",
             "Check the name, AWS_REGION and AWS_ENDPOINT_URL_S3.",

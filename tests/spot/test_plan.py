@@ -120,6 +120,12 @@ def test_what_cannot_be_is_refused(
 
 
 @pytest.mark.usefixtures("here")
+def test_a_mirror_without_its_bucket_is_named(capsys: Capsys, ec2: Ec2) -> None:
+    found = run_main(capsys, *[a for a in launch("s3://not-there/port") if a != "--apply"])
+    assert found.code == 8 and "there is no bucket not-there" in found.err
+
+
+@pytest.mark.usefixtures("here")
 def test_a_folder_of_this_machine_is_no_source(capsys: Capsys, tmp_path: Path, ec2: Ec2) -> None:
     arguments = list(launch("s3://models/m"))
     arguments[2] = tmp_path
