@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,3 +156,11 @@ def streamed(server: RunningServer, **options: Any) -> tuple[dict[int, str], dic
             if choice.finish_reason:
                 reasons[choice.index] = choice.finish_reason
     return texts, reasons, counts
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait for it."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from gemma_neuron.serving import connections
 from tests.serving.fake_runner import FakeRunner
-from tests.serving.server import RunningServer, chat, running, streamed
+from tests.serving.server import RunningServer, chat, running, streamed, until
 
 
 def metric(text: str, name: str) -> dict[str, float]:
@@ -53,9 +53,7 @@ def test_metrics_show_the_batch_and_the_queue(folder: Path) -> None:
         for stream in streams[:2]:
             next(stream)
             next(stream)
-        deadline = time.monotonic() + 10
-        while metric(read(server), "queue_requests")[""] != 1 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: metric(read(server), "queue_requests")[""] == 1)
         text = read(server)
         assert metric(text, "queue_requests")[""] == 1
         assert metric(text, "batch_requests")['{replica="0"}'] == 2
@@ -89,30 +87,55 @@ def test_connections_without_a_request_are_closed(
 def test_idle_connections_make_room_for_clients(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 20)
+    most, opened = 20, 60
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", most)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 600.0)
     with running(folder) as server:
         host, port = server.url.removeprefix("http://").split(":")
-        idle = [socket.create_connection((host, int(port))) for _ in range(60)]
+        idle = [socket.create_connection((host, int(port))) for _ in range(opened)]
         assert chat(server, max_tokens=2)
+        until(lambda: sum(map(closed, idle)) > opened - most)
         for one in idle:
             one.close()
+
+
+def closed(one: socket.socket) -> bool:
+    """Whether the server ended a connection it has sent nothing to."""
+    one.setblocking(False)
+    try:
+        return one.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
 
 
 def test_a_reader_that_does_not_read_loses_its_connection_and_its_slot(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "SEND_SECONDS", 0.2)
-    runner = FakeRunner(slots=1, max_context=100_000, script=[300])
-    with running(folder, runner) as server:
+    runner = FakeRunner(slots=1, max_context=100_000, step_seconds=0.001, script=[300])
+    with running(folder, runner) as server, socket.socket() as stuck:
         host, port = server.url.removeprefix("http://").split(":")
         body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true,'
         body += b'"logprobs": true, "top_logprobs": 20}'  # megabytes soon
-        stuck = socket.socket()
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stuck.connect((host, int(port)))
         stuck.sendall(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
         )
-        assert chat(server, max_tokens=2).choices[0].finish_reason == "length"
-        stuck.close()
+        until(lambda: server.engine.states()[0].load.running == 1)
+        # The whole answer takes 100 s; a slot that is given up, as long as the buffers take to fill.
+        assert chat(server, max_tokens=2, timeout=30).choices[0].finish_reason == "length"
+        stuck.settimeout(30)
+        assert b"[DONE]" not in until_closed(stuck)
+
+
+def until_closed(one: socket.socket) -> bytes:
+    """All that is on its way to a connection, whose end must come."""
+    found = b""
+    with suppress(ConnectionResetError):
+        while part := one.recv(2**20):
+            found += part
+    return found

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from gemma_neuron.serving.replicas import Replicas
 from gemma_neuron.serving.source import NotServing
 from tests.serving.engines import Collected, ask, by_hand, random_requests
 from tests.serving.replica_runner import make
-from tests.serving.server import write_port
+from tests.serving.server import until, write_port
 from tests.serving.test_local import announced, ended, process
 
 SECONDS = 30.0
@@ -44,13 +44,6 @@ def replicas(
         yield found
     finally:
         found.close(5.0)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def all_ready(pool: Replicas) -> bool:
