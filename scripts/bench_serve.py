@@ -34,7 +34,13 @@ from gemma_neuron.pipeline import (  # noqa: E402
 )
 from gemma_neuron.port import Port  # noqa: E402
 from gemma_neuron.render import notice  # noqa: E402
-from gemma_neuron.serving.bench import Load, Target, find_target, run_load  # noqa: E402
+from gemma_neuron.serving.bench import (  # noqa: E402
+    Load,
+    Target,
+    find_target,
+    prompt_of,
+    run_load,
+)
 
 PREFILL = 512
 WORDS = 96
@@ -108,6 +114,10 @@ def one_round(asked: argparse.Namespace, ports: dict[int, Port]) -> dict[str, fl
         runner = runner_factory(port)()
         ours(runner, ids, 4)
         found |= timed(f"bare_{slots}_slots", ours(runner, ids, asked.steps))
+        # What the server adds to a token is told behind the prompts that it is sent.
+        served_ids = assets.completion_ids(prompt_of(load_of(1, asked.steps), 0))
+        _, seconds, _ = ours(runner, served_ids, asked.steps)
+        found[f"bare_{slots}_slots_as_served_tpot_ms"] = 1000 * statistics.median(seconds)
         runner.close()
         command = [sys.executable, "-m", "gemma_neuron", "serve-local", str(port.path)]
         with served([*command, "--unvalidated"]) as url:
@@ -129,16 +139,22 @@ def timed(name: str, run: tuple[float, list[float], list[int]]) -> dict[str, flo
     }
 
 
+def load_of(clients: int, steps: int) -> Load:
+    return Load(concurrency=clients, requests=3 * clients, input_words=WORDS, output_tokens=steps)
+
+
 def loaded(name: str, target: Target, most: int, steps: int) -> dict[str, float]:
     """One client at once, and as many as there are slots."""
     found: dict[str, float] = {}
     for clients in sorted({1, most}):
-        load = Load(
-            concurrency=clients, requests=3 * clients, input_words=WORDS, output_tokens=steps
-        )
+        load = load_of(clients, steps)
         run = run_load(target, load)
         if run["errors"]:
             raise SystemExit(f"{name}: {run['errors']} requests failed: {run['error']}")
+        if run["output_tokens"] != load.requests * steps:
+            raise SystemExit(
+                f"{name}: {run['output_tokens_a_request']} tokens a request, {steps} were asked for"
+            )
         found[f"{name}_{clients}_at_once_tokens_per_second"] = run["tokens_per_second"]
         found[f"{name}_{clients}_at_once_tpot_ms"] = run["tpot_ms"]["p50"]
         found[f"{name}_{clients}_at_once_ttft_ms"] = run["ttft_ms"]["p50"]
@@ -207,7 +223,7 @@ def ratios(found: dict[str, float], slots: list[int]) -> dict[str, float]:
         / found["transformers_prefill_tokens_per_second"],
         "decode_to_limit": found[f"bare_{least}_slots_decode_tokens_per_second"]
         / found["limit_tokens_per_second"],
-        "overhead_ms_a_token": one - 1000 / found[f"bare_{least}_slots_decode_tokens_per_second"],
+        "overhead_ms_a_token": one - found[f"bare_{least}_slots_as_served_tpot_ms"],
         f"throughput_{most}_to_1_at_once": found[
             f"served_{most}_slots_{most}_at_once_tokens_per_second"
         ]

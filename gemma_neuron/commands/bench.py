@@ -31,7 +31,9 @@ def bench(
     model: Annotated[str | None, typer.Option(help="Model to ask for; default: the first.")] = None,
     ignore_eos: Annotated[
         bool | None,
-        typer.Option(help="Send ignore_eos, for answers of equal length; default: to our server."),
+        typer.Option(
+            help="Send ignore_eos, for answers of equal length; default: unless it is refused."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Decides prompts and arrivals.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Write a plot: .svg, .png or .pdf.")] = None,
@@ -49,6 +51,8 @@ def bench(
     remote = target.startswith(("http://", "https://"))
     with _url(target) if not remote else _as_it_is(target) as url:
         found = find_target(url, model, ignore_eos)
+        if ignore_eos is None and not found.ignore_eos:
+            notice(f"{found.url} refuses ignore_eos: answers may be shorter than --output-tokens")
         common = {"requests": requests, "seed": seed}
         lengths = {"input_words": input_words, "output_tokens": output_tokens}
         loads = [Load(concurrency=count, **common, **lengths) for count in at_once]
@@ -60,7 +64,8 @@ def bench(
     if plot is not None:
         plot_runs(plot, f"{found.model} at {target}", runs)
     if as_json:
-        emit_json({"target": target, "model": found.model, "runs": runs})
+        facts = {"target": target, "model": found.model, "ignore_eos": found.ignore_eos}
+        emit_json(facts | {"runs": runs})
     else:
         show_runs(f"{found.model} at {target}", runs)
     if all(run["errors"] == run["requests"] for run in runs):

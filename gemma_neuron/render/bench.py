@@ -20,12 +20,17 @@ def show_runs(target: str, runs: Sequence[dict[str, Any]]) -> None:
             load_name(run),
             run["requests"],
             run["errors"],
-            *(_ms(run[key][p]) for key in ("ttft_ms", "tpot_ms") for p in ("p50", "p90", "p99")),
+            *(
+                _number(run[key][p])
+                for key in ("ttft_ms", "tpot_ms")
+                for p in ("p50", "p90", "p99")
+            ),
             f"{run['tokens_per_second']:.1f}",
+            _number(run["output_tokens_a_request"]),
         ]
         for run in runs
     ]
-    table(f"{target}; times in ms", [*columns, "tokens/s"], rows)
+    table(f"{target}; times in ms", [*columns, "tokens/s", "tokens each"], rows)
     emit_lines(f"first error, {load_name(run)}: {run['error']}" for run in runs if run["error"])
 
 
@@ -33,7 +38,7 @@ def load_name(run: dict[str, Any]) -> str:
     return f"{run['concurrency']} at once" if run["rate"] is None else f"{run['rate']:g} a second"
 
 
-def _ms(value: float | None) -> str:
+def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import httpx2
 
 SILENCE_SECONDS = 600.0
+ERROR_CHARACTERS = 400
+"""Of what a server says about a failure."""
 WORDS = (
     "the keeper wrote down wind and waves in a green notebook before stone towers were built by hand on every "
     "point along that coast where ships had passed for years without any light but stars"
@@ -69,7 +71,8 @@ class Target:
 
 
 def find_target(url: str, model: str | None, ignore_eos: bool | None) -> Target:
-    """Ask the server what it serves. `ignore_eos` None: where the server is known to take it.
+    """Ask the server what it serves. `ignore_eos` None: unless the server refuses it, so that answers are of equal
+    length wherever that can be had.
 
     Raises UsageError for no URL, EnvironmentProblem for a server that does not answer.
     """
@@ -84,15 +87,18 @@ def find_target(url: str, model: str | None, ignore_eos: bool | None) -> Target:
     try:
         reply = httpx2.get(f"{base}/models", headers=headers, timeout=10.0)
         reply.raise_for_status()
-        entry = reply.json()["data"][0]
-        found, owner = str(entry["id"]), entry.get("owned_by")
+        found = str(reply.json()["data"][0]["id"])
     except (httpx2.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
         raise EnvironmentProblem(
             f"{base}/models does not answer as an OpenAI-shaped server does: {error}.",
             f"Is it running? A key is taken from {KEY_VARIABLE}.",
         ) from error
-    ours = owner == "gemma-neuron"
-    return Target(base, model or found, ours if ignore_eos is None else ignore_eos, headers)
+    target = Target(base, model or found, ignore_eos is not False, headers)
+    if ignore_eos is None:
+        with httpx2.Client(timeout=SILENCE_SECONDS, headers=headers) as client:
+            error = _ask(client, target, "the", 1).error
+        target.ignore_eos = not (error.startswith("status 4") and "ignore_eos" in error)
+    return target
 
 
 def run_load(target: Target, load: Load) -> dict[str, Any]:
@@ -101,9 +107,9 @@ def run_load(target: Target, load: Load) -> dict[str, Any]:
 
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     timeout = httpx2.Timeout(SILENCE_SECONDS, connect=10.0, pool=None)
-    prompts = [_prompt(load, i) for i in range(load.requests)]
+    prompts = [prompt_of(load, i) for i in range(load.requests)]
     with httpx2.Client(limits=limits, timeout=timeout, headers=target.headers) as client:
-        warm = _ask(client, target, _prompt(load, -1), min(load.output_tokens, 4))
+        warm = _ask(client, target, prompt_of(load, -1), min(load.output_tokens, 4))
         if warm.error:
             raise EnvironmentProblem(
                 f"The first request to {target.url} failed: {warm.error}", "Look at the server."
@@ -115,8 +121,8 @@ def run_load(target: Target, load: Load) -> dict[str, Any]:
     return _figures(load, found, seconds)
 
 
-def _prompt(load: Load, index: int) -> str:
-    """Words in random order; each prompt begins differently, so that no cache of beginnings helps."""
+def prompt_of(load: Load, index: int) -> str:
+    """Text of a run's request: words in random order; each begins differently, so that no cache of beginnings helps."""
     rng = random.Random(f"{load.seed} {index}")
     return f"{index + 2}. " + " ".join(rng.choices(WORDS, k=load.input_words)) + " and"
 
@@ -169,8 +175,6 @@ def _all(threads: Sequence[threading.Thread]) -> None:
 
 def _ask(client: httpx2.Client, target: Target, prompt: str, tokens: int) -> Measured:
     """One streamed completion."""
-    import httpx2
-
     body: dict[str, Any] = {
         "model": target.model,
         "prompt": prompt,
@@ -185,14 +189,13 @@ def _ask(client: httpx2.Client, target: Target, prompt: str, tokens: int) -> Mea
     try:
         with client.stream("POST", f"{target.url}/completions", json=body) as reply:
             if reply.status_code != 200:
-                found.error = (
-                    f"status {reply.status_code}: {reply.read()[:200].decode(errors='replace')}"
-                )
+                said = reply.read()[:ERROR_CHARACTERS].decode(errors="replace")
+                found.error = f"status {reply.status_code}: {said}"
                 return found
             for line in reply.iter_lines():
                 if line.startswith("data: {"):
                     _take(found, json.loads(line[6:]), time.monotonic() - sent)
-    except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # what is no answer fails its request, not the run
         found.error = f"{type(error).__name__}: {error}"
     if not found.error and found.first is None:
         found.error = "an answer without text"
@@ -200,16 +203,16 @@ def _ask(client: httpx2.Client, target: Target, prompt: str, tokens: int) -> Mea
 
 
 def _take(found: Measured, chunk: Any, now: float) -> None:
+    """One event of the stream; some servers count tokens in each, some in one of its own at the end."""
     if "error" in chunk:
-        found.error = str(chunk["error"])[:200]
+        found.error = str(chunk["error"])[:ERROR_CHARACTERS]
         return
-    usage = chunk.get("usage")
-    if usage:
-        found.tokens = usage["completion_tokens"]
-        found.prompt_tokens = usage["prompt_tokens"]
-    elif any(choice.get("text") for choice in chunk["choices"]):
+    if any(choice.get("text") for choice in chunk["choices"]):
         found.first, found.last = now if found.first is None else found.first, now
         found.tokens += 1
+    if usage := chunk.get("usage"):
+        found.tokens = usage["completion_tokens"]
+        found.prompt_tokens = usage["prompt_tokens"]
 
 
 def _figures(load: Load, found: Sequence[Measured], seconds: float) -> dict[str, Any]:
@@ -232,6 +235,7 @@ def _figures(load: Load, found: Sequence[Measured], seconds: float) -> dict[str,
         "tokens_per_second": round(tokens / seconds, 2),
         "prompt_tokens": sum(one.prompt_tokens for one in good),
         "output_tokens": tokens,
+        "output_tokens_a_request": round(tokens / len(good), 2) if good else None,
         "seconds": round(seconds, 3),
     }
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +66,62 @@ def test_errors_are_counted_and_told(folder: Path) -> None:
         find_target("ftp://x", None, None)
     with pytest.raises(UsageError, match=r"\.png"):
         require_plot(Path("x.gif"))
+
+
+class Peer(BaseHTTPRequestHandler):
+    """Another server: it refuses ignore_eos, counts tokens in every event, and ends some answers with no answer."""
+
+    def do_GET(self) -> None:
+        self._say(200, "application/json", b'{"data": [{"id": "peer"}]}')
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if "ignore_eos" in body:
+            self._say(400, "application/json", b'{"error": {"message": "no such key: ignore_eos"}}')
+            return
+        events: list[Any] = [
+            {"choices": [{"text": "a"}], "usage": {"completion_tokens": n, "prompt_tokens": 9}}
+            for n in (2, 4)
+        ]
+        if body["prompt"].startswith("3."):
+            events = [{"choices": [None]}]
+        text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+        self._say(200, "text/event-stream", text.encode())
+
+    def _say(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+
+@pytest.fixture
+def peer() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Peer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_peers_are_asked_alike(peer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Equal answers are asked of every server; one that refuses is told of, and what it says is counted right."""
+    assert find_target(peer, None, True).ignore_eos
+    flags = ["--requests", "3", "--concurrency", "1", "--output-tokens", "4", "--json"]
+    done = run_main(capsys, "bench", peer, *flags)
+    assert done.code == 0, done.err
+    assert "refuses ignore_eos" in done.err
+    document = json.loads(done.out)
+    assert document["ignore_eos"] is False
+    (run,) = document["runs"]
+    assert (run["requests"], run["errors"], run["output_tokens_a_request"]) == (3, 1, 4)
+    assert "AttributeError" in run["error"]
+    assert run_main(capsys, "bench", peer, *flags, "--ignore-eos").code != 0
 
 
 def test_percentiles() -> None:
