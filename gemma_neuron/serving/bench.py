@@ -96,8 +96,8 @@ def find_target(url: str, model: str | None, ignore_eos: bool | None) -> Target:
     target = Target(base, model or found, ignore_eos is not False, headers)
     if ignore_eos is None:
         with httpx2.Client(timeout=SILENCE_SECONDS, headers=headers) as client:
-            error = _ask(client, target, "the", 1).error
-        target.ignore_eos = not (error.startswith("status 4") and "ignore_eos" in error)
+            said = _ask(client, target, "the", 1).error
+        target.ignore_eos = not (said.startswith("status 4") and "ignore_eos" in said)
     return target
 
 
