@@ -7,12 +7,13 @@ equals transformers' `apply_chat_template`; BOS stands exactly once, at index 0.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from gemma_neuron.control_text import control_text, rendered_control_text
 from gemma_neuron.errors import ConfigError, TemplateError, TokenizerError
 from gemma_neuron.markers import FAMILIES, FamilyMarkers
 from gemma_neuron.prompt_lint import lint_prompt
@@ -31,6 +32,7 @@ __all__ = [
     "control_text",
     "lint_prompt",
     "load_chat_assets",
+    "rendered_control_text",
     "stop_token_ids",
 ]
 
@@ -196,31 +198,3 @@ def _json_object(
     if not isinstance(value, dict):
         raise error(f"{path} holds no JSON object.")
     return value
-
-
-def control_text(messages: Sequence[Mapping[str, Any]], assets: ChatAssets) -> str | None:
-    """The first control token spelled in what the messages bring, or None.
-
-    Encoding turns such text into turns and tool marks, so a user could write another role's words. Every
-    string counts, roles and tool arguments included; text split over the parts of one content is joined.
-    """
-    for message in messages:
-        for text in _texts(message):
-            for token in assets.tokenizer.encode(text):
-                if token in assets.guarded_ids:
-                    return assets.tokenizer.piece_of(token)
-    return None
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _texts(key)
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
-        parts = [item.get("text") for item in value if isinstance(item, Mapping)]
-        yield "".join(part for part in parts if isinstance(part, str))

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from gemma_neuron.chat import ChatAssets, control_text
+from gemma_neuron.chat import ChatAssets, control_text, rendered_control_text
 from gemma_neuron.errors import TemplateError
 from gemma_neuron.serving.answers import Answer, Delta, ToolCall
 from gemma_neuron.serving.api_types import ChatBody
@@ -21,24 +21,33 @@ from gemma_neuron.serving.tools import grammar_of, reading_of, template_tools
 def prompt_ids(service: Service, body: ChatBody) -> list[int]:
     """The rendered prompt. Raises ApiError 400 for control text, no template, or the template's refusal."""
     messages = [message.for_template() for message in body.messages]
+    assets, thinking = service.assets, body.chat_template_kwargs.enable_thinking
+    guarded = not service.info.allow_control_text
     try:
-        tools = template_tools(body, service.assets)
-        if not service.info.allow_control_text:
-            for part, what in ((messages, "messages"), (tools or [], "tools")):
-                found = control_text(part, service.assets)
-                if found is not None:
-                    raise ApiError(
-                        400,
-                        f"The {what} contain the control token {found!r} as text; it would act as one. "
-                        "Remove it, or serve with --allow-control-text.",
-                        param=what,
-                    )
-        return service.assets.prompt_ids(
-            messages, tools=tools, enable_thinking=body.chat_template_kwargs.enable_thinking
-        )
+        tools = template_tools(body, assets)
+        if guarded:
+            _refuse_control_text(control_text(messages, assets), "messages")
+            _refuse_control_text(control_text(tools or [], assets), "tools")
+        ids = assets.prompt_ids(messages, tools=tools, enable_thinking=thinking)
+        if guarded:
+            found = rendered_control_text(
+                messages, assets, tools=tools, enable_thinking=thinking, ids=ids
+            )
+            _refuse_control_text(found, "messages")
     except TemplateError as error:
         text = f"{error.message} {error.hint}".strip()
         raise ApiError(400, text, param="messages") from error
+    return ids
+
+
+def _refuse_control_text(found: str | None, what: str) -> None:
+    if found is not None:
+        raise ApiError(
+            400,
+            f"The {what} contain the control token {found!r} as text; it would act as one. "
+            "Remove it, or serve with --allow-control-text.",
+            param=what,
+        )
 
 
 def chat_requests(service: Service, body: ChatBody) -> list[GenerationRequest]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemma_neuron.chat import ChatAssets, control_text
+from gemma_neuron.chat import ChatAssets, control_text, rendered_control_text
 from gemma_neuron.errors import TemplateError, UsageError
 from gemma_neuron.strict_json import BadJsonError, parse_json
 from gemma_neuron.tuning.turns import Turns
@@ -113,9 +113,10 @@ def _samples(
             'a conversation, and the model has no chat template; "text" is learned as it stands'
         )
     spelled = control_text([*messages, *(tools or [])], assets)
-    if spelled is not None:
-        raise _BadLineError(f"a message or tool spells the control token {spelled}")
     try:
+        spelled = spelled or rendered_control_text(messages, assets, tools=tools)
+        if spelled is not None:
+            raise _BadLineError(f"a message or tool spells the control token {spelled}")
         sequences = turns.sequences(messages, tools)
     except TemplateError as error:
         raise _BadLineError(

@@ -60,6 +60,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
         "control token '<turn|>'",
         "messages",
     ),
+    "split control text": (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": t} for t in ("x<tu", " rn|>")],
+                }
+            ]
+        },
+        "control token '<turn|>'",
+        "messages",
+    ),
     "usage unstreamed": ({"stream_options": {"include_usage": True}}, "stream_options", None),
 }
 
