@@ -6,19 +6,24 @@ send requests there, which the Host and Origin checks refuse (DNS rebinding, cro
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from gemma_neuron.serving.bodies import (
+    Bodies,
+    BodyLimits,
+    Held,
+    Message,
+    Receive,
+    discard_body,
+    replay,
+)
 from gemma_neuron.serving.errors import ApiError
 
 Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -35,12 +40,7 @@ class AccessRules:
 
     hosts: frozenset[str] | None = LOOPBACK_NAMES
     api_key: str | None = None
-    body_bytes: int = 4 * 1024 * 1024
-    body_seconds: float = 30.0
-
-
-DISCARDED_BYTES = 64 * 2**20
-DISCARD_SECONDS = 2.0
+    bodies: BodyLimits = field(default_factory=BodyLimits)
 
 
 class AccessGuard:
@@ -49,27 +49,44 @@ class AccessGuard:
     def __init__(self, app: App, rules: AccessRules) -> None:
         self._app = app
         self._rules = rules
+        self._bodies = Bodies(rules.bodies)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        with self._bodies.holding() as held:
+            try:
+                allowed = await self._allowed(held, scope, receive)
+            except ApiError as error:
+                await _refuse(send, error)
+                return
+            await self._app(scope, allowed, self._releasing(held, send))
+
+    async def _allowed(self, held: Held, scope: Scope, receive: Receive) -> Receive:
+        """What the application receives. Raises ApiError for what the rules refuse, with no body left unread."""
         unread = scope["method"] in ("POST", "PUT", "PATCH")
         try:
             headers = _headers(scope)
             self._check_host(headers)
             self._check_key(scope, headers)
+            if not unread:
+                return receive
+            _check_content_type(headers)
+        except ApiError:
             if unread:
-                _check_content_type(headers)
-                unread = False
-                body = await self._read_body(headers, receive)
-                receive = _replay(body, receive)
-        except ApiError as error:
-            if unread:
-                await _discard_body(receive)
-            await _refuse(send, error)
-            return
-        await self._app(scope, receive, send)
+                await discard_body(receive)
+            raise
+        return replay(await self._bodies.read(held, headers, receive), receive)
+
+    def _releasing(self, held: Held, send: Send) -> Send:
+        """From the answer's first byte on a body counts no more: what could not be a prompt was refused before."""
+
+        async def wrapped(message: Message) -> None:
+            self._bodies.release(held)
+            await send(message)
+
+        return wrapped
 
     def _check_host(self, headers: dict[str, str]) -> None:
         allowed = self._rules.hosts
@@ -89,47 +106,6 @@ class AccessGuard:
         given = headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
             raise ApiError(401, "The API key is missing or wrong.", code="invalid_api_key")
-
-    async def _read_body(self, headers: dict[str, str], receive: Receive) -> bytes:
-        limit = self._rules.body_bytes
-        declared = headers.get("content-length", "")
-        if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
-            await _discard_body(receive)
-            raise _too_large(limit)
-        body = bytearray()
-        try:
-            async with asyncio.timeout(self._rules.body_seconds):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ApiError(400, "The client left before its request was complete.")
-                    body += message.get("body", b"")
-                    more = bool(message.get("more_body", False))
-                    if len(body) > limit:
-                        if more:
-                            await _discard_body(receive)
-                        raise _too_large(limit)
-                    if not more:
-                        return bytes(body)
-        except TimeoutError:
-            raise ApiError(
-                408, f"The request body took longer than {self._rules.body_seconds:g} s."
-            ) from None
-
-
-async def _discard_body(receive: Receive) -> None:
-    """Read what is left of a refused body, within bounds, and keep none of it.
-
-    A connection closed on unread bytes is reset, and the client may never see why it was refused.
-    """
-    left = DISCARDED_BYTES
-    with suppress(TimeoutError):
-        async with asyncio.timeout(DISCARD_SECONDS):
-            while left > 0:
-                message = await receive()
-                left -= len(message.get("body", b""))
-                if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                    return
 
 
 def open_to_all(path: str) -> bool:
@@ -151,10 +127,6 @@ def _check_content_type(headers: dict[str, str]) -> None:
         raise ApiError(415, f"The content type must be application/json, not {found[:100]!r}.")
 
 
-def _too_large(limit: int) -> ApiError:
-    return ApiError(413, f"The request body is larger than {limit} bytes.")
-
-
 def _headers(scope: Scope) -> dict[str, str]:
     """Header values by lower-case name; a Host or Origin sent twice is refused."""
     out: dict[str, str] = {}
@@ -166,27 +138,15 @@ def _headers(scope: Scope) -> dict[str, str]:
     return out
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """A receive that gives the body once and then waits for the client to leave."""
-    given = False
-
-    async def wrapped() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return wrapped
-
-
 async def _refuse(send: Send, error: ApiError) -> None:
     body = json.dumps(error.body()).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
     ]
-    if error.status in (408, 413):
+    if error.status in (408, 413, 503):
         headers.append((b"connection", b"close"))  # the rest of the body is not read
+    if error.status == 503:
+        headers.append((b"retry-after", b"1"))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StrictBool,
@@ -22,6 +23,10 @@ Number = Annotated[float, Field(allow_inf_nan=False, strict=False)]
 MAX_CHOICES = 8
 MAX_STOPS = 16
 MAX_DEPTH = 64
+MAX_FIELDS = 64
+"""Of any object whose fields are named here; each unknown one is an error to be collected."""
+MAX_PARTS = 1024
+MAX_BIASES = 1024
 
 
 def _whole_characters(text: str) -> str:
@@ -31,20 +36,34 @@ def _whole_characters(text: str) -> str:
     return text
 
 
-def _not_deep(value: dict[str, Any]) -> dict[str, Any]:
-    """What is nested without bound ends in the recursion limit of whatever reads it next."""
+def _readable(value: dict[str, Any]) -> dict[str, Any]:
+    """What is nested without bound ends in the recursion limit of whatever reads it next, and half of a surrogate pair
+    in its encoder."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
-        inner = [list(v.values()) if isinstance(v, dict) else v for v in level]
+        inner = [[*v, *v.values()] if isinstance(v, dict) else v for v in level]
         level = [item for v in inner if isinstance(v, list) for item in v]
+        for item in level:
+            if isinstance(item, str):
+                _whole_characters(item)
         if not level:
             return value
     raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
 
 
-JsonObject = Annotated[dict[str, Any], AfterValidator(_not_deep)]
+def _few(value: Any) -> Any:
+    """Refused before the first of them is read."""
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise ValueError(f"more than {MAX_BIASES} entries")
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_readable)]
 Text = Annotated[str, AfterValidator(_whole_characters)]
 Stop = Annotated[Text, Field(min_length=1, max_length=1024)]
+Bias = Annotated[Number, Field(ge=-100, le=100)]
+Ids = Annotated[list[StrictInt], Field(fail_fast=True)]
+"""All lists fail fast: a body that is wrong in each of a million places is wrong in the first."""
 
 
 class _Body(BaseModel):
@@ -54,6 +73,8 @@ class _Body(BaseModel):
     @classmethod
     def _drop_nulls(cls, data: Any) -> Any:
         if isinstance(data, dict):
+            if len(data) > MAX_FIELDS:
+                raise ValueError(f"more than {MAX_FIELDS} fields")
             return {name: value for name, value in data.items() if value is not None}
         return data
 
@@ -99,7 +120,7 @@ class ResponseFormat(_Body):
 class GenerationBody(_Body):
     """What both kinds of completion take."""
 
-    model: str | None = None
+    model: Text | None = None
     """Any name is accepted; the answer names the model that is served."""
     max_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
@@ -110,11 +131,9 @@ class GenerationBody(_Body):
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[Number, Field(gt=0, le=10)] = 1.0
-    logit_bias: Annotated[
-        dict[int, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=1024)
-    ] = {}
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] = []
-    stop_token_ids: Annotated[list[StrictInt], Field(max_length=64)] = []
+    logit_bias: Annotated[dict[int, Bias], BeforeValidator(_few)] = {}
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] = []
+    stop_token_ids: Annotated[Ids, Field(max_length=64)] = []
     """As in vLLM: ids that end an answer like its own stop ids, and are not shown."""
     ignore_eos: StrictBool = False
     """As in vLLM: the model's own stop ids end nothing; for measuring."""
@@ -122,7 +141,7 @@ class GenerationBody(_Body):
     response_format: ResponseFormat | None = None
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    user: Text | None = None
     """Accepted and ignored: the server keeps no record of users."""
 
     @property
@@ -162,17 +181,17 @@ class AskedCall(_Body):
             arguments = None
         if not isinstance(arguments, dict):
             raise ValueError(f"the arguments of {self.function.name} are no JSON object")
-        _not_deep(arguments)
+        _readable(arguments)
         found = self.model_dump(exclude_none=True)
         return {**found, "function": {"name": self.function.name, "arguments": arguments}}
 
 
 class ChatMessage(_Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart] = ""
+    content: Text | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)] = ""
     name: Text | None = None
     reasoning_content: Text | None = None
-    tool_calls: Annotated[list[AskedCall], Field(max_length=128)] = []
+    tool_calls: Annotated[list[AskedCall], Field(max_length=128, fail_fast=True)] = []
     tool_call_id: Text | None = None
 
     @model_validator(mode="after")
@@ -218,13 +237,13 @@ class NamedChoice(_Body):
 
 
 class ChatBody(GenerationBody):
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096, fail_fast=True)]
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     logprobs: StrictBool = False
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: TemplateOptions = TemplateOptions()
-    tools: Annotated[list[Tool], Field(max_length=128)] = []
+    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] = []
     tool_choice: Literal["none", "auto", "required"] | NamedChoice = "auto"
     parallel_tool_calls: StrictBool = True
 
@@ -256,7 +275,12 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     """`prompt`: a text or token ids, or one or more of either in a list."""
 
-    prompt: Text | list[StrictInt] | list[Text] | list[list[StrictInt]]
+    prompt: (
+        Text
+        | Ids
+        | Annotated[list[Text], Field(fail_fast=True)]
+        | Annotated[list[Ids], Field(fail_fast=True)]
+    )
     echo: StrictBool = False
     logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import httpx2
 import openai
 import pytest
 
-from gemma_neuron.serving.access import AccessRules
 from tests.serving.server import (
     SAID,
     USER,
@@ -125,7 +122,6 @@ def test_the_templates_own_refusal_is_a_400_with_its_words(tmp_path: Path) -> No
         (b"[]", 400),
         (b"\xff\xfe", 400),
         (b'{"messages": ' + b"[" * 100_000, 400),
-        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400),
         (b" " * (4 * 1024 * 1024 + 1), 413),
     ],
 )
@@ -134,26 +130,6 @@ def test_bodies_that_cannot_be(free: RunningServer, body: bytes, status: int) ->
     reply = httpx2.post(f"{free.url}/v1/chat/completions", content=body, headers=headers)
     assert reply.status_code == status
     assert reply.json()["error"]["message"]
-
-
-def test_a_body_without_length_is_limited_too(folder: Path) -> None:
-    rules = AccessRules(body_bytes=1000, body_seconds=0.3)
-    with running(folder, rules=rules) as server:
-        headers = {"content-type": "application/json"}
-        url = f"{server.url}/v1/chat/completions"
-
-        def many() -> Iterator[bytes]:
-            for _ in range(5):
-                yield b" " * 500
-
-        assert httpx2.post(url, content=many(), headers=headers).status_code == 413
-
-        def slow() -> Iterator[bytes]:
-            yield b"{"
-            time.sleep(1.0)
-            yield b"}"
-
-        assert httpx2.post(url, content=slow(), headers=headers).status_code == 408
 
 
 def test_unknown_paths_and_methods_have_the_error_shape(free: RunningServer) -> None:
