@@ -21,6 +21,9 @@ def serve_local(
     http_port: Annotated[int, typer.Option("--port", help="0 takes a free one.")] = 8000,
     unvalidated: Annotated[bool, typer.Option(help="Serve whatever the verdict.")] = False,
     no_auth: Annotated[bool, typer.Option(help="No key beyond loopback.")] = False,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Another name it is asked by; repeatable.")
+    ] = None,
     allow_control_text: Annotated[
         bool, typer.Option(help="Let messages spell control tokens.")
     ] = False,
@@ -58,6 +61,7 @@ def serve_local(
         announce=emit_ready,
         options=ServeOptions(
             no_auth=no_auth,
+            allow_hosts=tuple(allow_host or ()),
             allow_control_text=allow_control_text,
             silence_seconds=hang_after,
             request_seconds=request_seconds,

@@ -6,7 +6,9 @@ send requests there, which the Host and Origin checks refuse (DNS rebinding, cro
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import ipaddress
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
@@ -36,11 +38,27 @@ the port, and ask for the key themselves (a browser sends none when it opens an 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessRules:
-    """`hosts` None accepts any Host header: for a server bound to all addresses behind its key."""
+    """`hosts` None accepts any Host header: for a server bound to all addresses behind its key. `addresses` accepts any
+    address: a page that rebinds its name to the server's address makes a browser ask by that name."""
 
     hosts: frozenset[str] | None = LOOPBACK_NAMES
+    addresses: bool = False
     api_key: str | None = None
     bodies: BodyLimits = field(default_factory=BodyLimits)
+
+
+class _Answer:
+    """What the application sends. From its first byte on the request's body counts no more: what could be no prompt was
+    refused before."""
+
+    def __init__(self, send: Send, held: Held, bodies: Bodies) -> None:
+        self._send, self._held, self._bodies = send, held, bodies
+        self.begun = False
+
+    async def send(self, message: Message) -> None:
+        self.begun = True
+        self._bodies.release(self._held)
+        await self._send(message)
 
 
 class AccessGuard:
@@ -56,12 +74,18 @@ class AccessGuard:
             await self._app(scope, receive, send)
             return
         with self._bodies.holding() as held:
+            answer = _Answer(send, held, self._bodies)
             try:
-                allowed = await self._allowed(held, scope, receive)
-            except ApiError as error:
-                await _refuse(send, error)
-                return
-            await self._app(scope, allowed, self._releasing(held, send))
+                try:
+                    allowed = await self._allowed(held, scope, receive)
+                except ApiError as error:
+                    await _refuse(answer.send, error)
+                    return
+                await self._app(scope, allowed, answer.send)
+            except asyncio.CancelledError:  # by uvicorn, where the server ends
+                if answer.begun:
+                    raise
+                await _refuse(send, ApiError(503, "The server is shutting down.", code="not_ready"))
 
     async def _allowed(self, held: Held, scope: Scope, receive: Receive) -> Receive:
         """What the application receives. Raises ApiError for what the rules refuse, with no body left unread."""
@@ -79,32 +103,28 @@ class AccessGuard:
             raise
         return replay(await self._bodies.read(held, headers, receive), receive)
 
-    def _releasing(self, held: Held, send: Send) -> Send:
-        """From the answer's first byte on a body counts no more: what could not be a prompt was refused before."""
-
-        async def wrapped(message: Message) -> None:
-            self._bodies.release(held)
-            await send(message)
-
-        return wrapped
-
     def _check_host(self, headers: dict[str, str]) -> None:
-        allowed = self._rules.hosts
         host = headers.get("host", "")
-        if allowed is not None and host_name(host) not in allowed:
+        if not self._is_ours(host_name(host)):
             raise ApiError(
-                403, f"The Host header {host[:200]!r} is not one of this server's names."
+                403,
+                f"The Host header {host[:200]!r} is not one of this server's names; --allow-host adds one.",
             )
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != host:
             raise ApiError(403, f"Requests from the origin {origin[:200]!r} are not accepted.")
 
+    def _is_ours(self, name: str) -> bool:
+        hosts = self._rules.hosts
+        return hosts is None or name in hosts or (self._rules.addresses and _is_address(name))
+
     def _check_key(self, scope: Scope, headers: dict[str, str]) -> None:
         key = self._rules.api_key
         if key is None or open_to_all(scope["path"]):
             return
-        given = headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        right = hmac.compare_digest(given.strip(" ").encode("latin-1"), key.encode())
+        if scheme.lower() != "bearer" or not right:
             raise ApiError(401, "The API key is missing or wrong.", code="invalid_api_key")
 
 
@@ -119,6 +139,14 @@ def host_name(header: str) -> str:
     if header.startswith("["):
         return header[1:].partition("]")[0]
     return header.partition(":")[0] if header.count(":") <= 1 else header
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_content_type(headers: dict[str, str]) -> None:

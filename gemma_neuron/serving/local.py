@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from gemma_neuron.elastic.events import EventLog, Sink
 from gemma_neuron.errors import EnvironmentProblem, UnvalidatedPortError, UsageError
 from gemma_neuron.serving import replica
 from gemma_neuron.serving.access import LOOPBACK_NAMES, AccessRules
-from gemma_neuron.serving.connections import Connection, allow_descriptors
+from gemma_neuron.serving.connections import BACKLOG, Connection, allow_descriptors
 from gemma_neuron.serving.http import create_app, replicas
 from gemma_neuron.serving.replica import LoadRunner, ReplicaSetup
 from gemma_neuron.serving.replicas import Replicas
@@ -52,6 +52,8 @@ class ServeOptions:
     """Knobs of `serve` beyond address and gate."""
 
     no_auth: bool = False
+    allow_hosts: tuple[str, ...] = ()
+    """Names the server is also asked by, behind a proxy for one."""
     allow_control_text: bool = False
     drain_seconds: float = 60.0
     request_seconds: float = 600.0
@@ -85,8 +87,13 @@ def serve(
     verdict = port.verdict()
     if not unvalidated:
         check_gate(port, verdict)
-    rules = access_rules(host, os.environ.get(KEY_VARIABLE) or None, no_auth=options.no_auth)
-    allow_descriptors()
+    rules = access_rules(
+        host,
+        os.environ.get(KEY_VARIABLE) or None,
+        no_auth=options.no_auth,
+        allow_hosts=options.allow_hosts,
+    )
+    connection = allow_descriptors()
     listener = listen(host, http_port)
     try:
         service = make_service(port, load, replicas, verdict, options)
@@ -94,7 +101,7 @@ def serve(
         listener.close()
         raise
     url = f"http://{_in_url(host)}:{listener.getsockname()[1]}"
-    server = _Server(_config(service, rules))
+    server = _Server(_config(service, rules, connection))
     try:
         signalled = asyncio.run(
             _Serving(server, service, listener).run(url, announce, options.drain_seconds)
@@ -151,7 +158,7 @@ def _sink(port: Port) -> Sink:
     return write
 
 
-def _config(service: Service, rules: AccessRules) -> uvicorn.Config:
+def _config(service: Service, rules: AccessRules, connection: type[Connection]) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(service, rules),
         log_config=None,
@@ -160,7 +167,8 @@ def _config(service: Service, rules: AccessRules) -> uvicorn.Config:
         server_header=False,
         timeout_graceful_shutdown=10,
         lifespan="off",
-        http=Connection,
+        http=connection,
+        backlog=connection.backlog,
     )
 
 
@@ -181,18 +189,23 @@ def model_id(port: Port) -> str:
     return source.uri if source.kind == "hub" else source.uri.rstrip("/").rpartition("/")[2]
 
 
-def access_rules(host: str, key: str | None, *, no_auth: bool) -> AccessRules:
+def access_rules(
+    host: str, key: str | None, *, no_auth: bool, allow_hosts: Sequence[str] = ()
+) -> AccessRules:
     """Whom to let in. Raises UsageError for an address beyond loopback without a key."""
-    if is_loopback(host):
-        return AccessRules(hosts=LOOPBACK_NAMES | {host.lower()}, api_key=None if no_auth else key)
-    if key is None and not no_auth:
+    if not is_loopback(host) and key is None and not no_auth:
         raise UsageError(
             f"--host {host} can be reached from other machines and no API key is set.",
             f"Set {KEY_VARIABLE}, or pass --no-auth to serve everyone who can reach the address.",
         )
-    every = host in ("0.0.0.0", "::", "")
-    names = None if every else LOOPBACK_NAMES | {host.lower()}
-    return AccessRules(hosts=names, api_key=None if no_auth else key)
+    key = None if no_auth else key
+    names = LOOPBACK_NAMES | {name.lower() for name in (host, *allow_hosts) if name}
+    if host not in ("0.0.0.0", "::", ""):
+        return AccessRules(hosts=names, api_key=key)
+    if key is not None:
+        return AccessRules(hosts=None, api_key=key)
+    own = {socket.gethostname().lower(), socket.getfqdn().lower()}
+    return AccessRules(hosts=names | own, addresses=True)
 
 
 def is_loopback(host: str) -> bool:
@@ -208,7 +221,7 @@ def listen(host: str, port: int) -> socket.socket:
     """A bound, listening socket; port 0 takes a free one. Raises EnvironmentProblem."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=512)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         raise EnvironmentProblem(
             f"Cannot listen on {host} port {port}: {error}.",
@@ -253,7 +266,9 @@ class _Serving:
             announce({"url": url, "pid": os.getpid(), "replicas": replicas(self._service)})
             while not self._signalled.is_set() and self._engine.phase != "failed":
                 await asyncio.sleep(0.1)
-            await self._drain(drain_seconds)
+            if not await self._drain(drain_seconds) and len(self._signals) < 2:
+                # Everyone is told before uvicorn cuts off what still runs.
+                await asyncio.to_thread(self._engine.close, CLOSE_SECONDS)
         self._server.should_exit = True
         await serving
         return int(self._signals[0]) if self._signals else 0
@@ -271,13 +286,14 @@ class _Serving:
             await asyncio.sleep(0.02)
         return False
 
-    async def _drain(self, seconds: float) -> None:
-        """Let running answers end; the listener stays open, so that readiness is seen to be gone."""
+    async def _drain(self, seconds: float) -> bool:
+        """Let running answers end; the listener stays open, so that readiness is seen to be gone. Whether all did."""
         deadline = asyncio.get_running_loop().time() + seconds
         self._engine.drain(0.0)
         while len(self._signals) < 2 and asyncio.get_running_loop().time() < deadline:
             if await asyncio.to_thread(self._engine.drain, 0.2):
-                return
+                return True
+        return False
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._signals.append(number)

@@ -177,6 +177,19 @@ class Pool:
             self._dispatch()
             self._changed.notify_all()
 
+    def end_all(self) -> None:
+        """Take nothing new, and end what waits or runs as cancelled."""
+        with self._changed:
+            self._draining = True
+            tickets, self._waiting = list(self._waiting), deque()
+            for link in self._links.values():
+                for number in link.tickets:
+                    link.send(("cancel", number))
+                tickets += link.tickets.values()
+                link.tickets = {}
+            for ticket in tickets:
+                self._end(ticket, TokenEvent(tag=ticket.request.tag, finish="cancelled"))
+
     def fail(self, error: BaseException | None, phase: Phase) -> None:
         """Nothing is served any more; everyone who waits is told."""
         with self._changed:

@@ -75,9 +75,10 @@ class Replicas(Pool):
         self._thread.start()
 
     def close(self, seconds: float | None = None) -> None:
-        """Replicas are told to end and waited for; what still runs after `seconds` is killed."""
+        """Every request ends at once; replicas are told to end and waited for, and killed after `seconds`."""
         self._close_seconds = 30.0 if seconds is None else seconds
         self._closing.set()
+        self.end_all()
         if self._thread.is_alive():
             self._thread.join()
         shutil.rmtree(self._folder, ignore_errors=True)

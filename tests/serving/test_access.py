@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import httpx2
@@ -9,6 +10,7 @@ import openai
 import pytest
 
 from gemma_neuron.serving.access import AccessRules
+from gemma_neuron.serving.local import access_rules
 from tests.serving.server import (
     USER,
     RunningServer,
@@ -65,3 +67,40 @@ def test_key(folder: Path) -> None:
                 f"{server.url}/v1/models", headers=[(b"authorization", wrong.encode())]
             )
             assert reply.status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("key", "given"), [("secret", "bearer secret"), ("schlüßel", "Bearer schlüßel")]
+)
+def test_a_key_is_right_whatever_its_letters_and_the_case_of_the_scheme(
+    folder: Path, key: str, given: str
+) -> None:
+    with running(folder, rules=AccessRules(api_key=key)) as server:
+        headers = [(b"authorization", given.encode())]
+        assert httpx2.get(f"{server.url}/v1/models", headers=headers).status_code == 200
+
+
+NAMES = {
+    "10.1.2.3:8000": 200,
+    "[fd00::1]:8000": 200,
+    "localhost": 200,
+    "gemma.example": 200,
+    "GEMMA.example:443": 200,
+    f"{socket.gethostname()}:8000": 200,
+    "evil.example": 403,
+    "10.1.2.3.evil.example": 403,
+    "": 403,
+}
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
+def test_open_to_all_without_a_key_only_known_names_and_addresses_are_answered(
+    folder: Path, address: str
+) -> None:
+    rules = access_rules(address, None, no_auth=True, allow_hosts=["gemma.Example"])
+    with running(folder, rules=rules) as server:
+        found = {
+            name: httpx2.get(f"{server.url}/v1/models", headers={"host": name}).status_code
+            for name in NAMES
+        }
+    assert found == NAMES

@@ -97,6 +97,50 @@ def test_sigterm_lets_the_running_stream_end_and_refuses_new_requests(tmp_path: 
         assert ended(found) == (0, "")
 
 
+def test_a_drain_that_runs_out_of_time_ends_every_answer_with_an_error(tmp_path: Path) -> None:
+    write_port(tmp_path)
+    with process(tmp_path, "step=0.4", "drain=0.5") as found:
+        url = announced(found)["url"]
+        body = {"messages": USER}
+        whole: list[httpx2.Response] = []
+
+        def ask() -> None:
+            whole.append(httpx2.post(url + "/v1/chat/completions", json=body, timeout=60))
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        lines: list[str] = []
+        with httpx2.stream(
+            "POST", url + "/v1/chat/completions", json=body | {"stream": True}, timeout=60
+        ) as stream:
+            for line in stream.iter_lines():
+                if line and not lines:
+                    found.send_signal(signal.SIGTERM)
+                lines += [line] if line else []
+        error = json.loads(lines[-1].removeprefix("data: "))["error"]
+        assert error["message"] == "The server stopped before the answer was complete."
+        assert ended(found) == (0, "")
+        thread.join()
+        assert whole[0].status_code == 500
+        assert whole[0].json()["error"] == error
+
+
+def test_a_request_that_never_comes_whole_is_told_of_the_servers_end(tmp_path: Path) -> None:
+    write_port(tmp_path)
+    with process(tmp_path) as found:
+        host, port = announced(found)["url"].removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=40) as client:
+            head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
+            client.sendall(f"{head}Content-Type: application/json\r\n\r\n{{".encode())
+            time.sleep(0.5)
+            found.send_signal(signal.SIGTERM)
+            with client.makefile("rb") as reply:
+                lines = reply.read().splitlines()
+        assert lines[0].split()[1] == b"503"
+        assert json.loads(lines[-1])["error"]["code"] == "not_ready"
+        assert ended(found)[0] == 0
+
+
 def test_ctrl_c_drains_and_twice_ends_at_once(tmp_path: Path) -> None:
     write_port(tmp_path)
     with process(tmp_path) as found:
@@ -216,7 +260,9 @@ def test_access_rules() -> None:
     assert access_rules("localhost", "k", no_auth=False).api_key == "k"
     named = access_rules("10.0.0.5", "k", no_auth=False).hosts
     assert named == frozenset({"localhost", "127.0.0.1", "::1", "10.0.0.5"})
-    assert access_rules("0.0.0.0", None, no_auth=True).hosts is None
+    assert access_rules("0.0.0.0", "k", no_auth=False).hosts is None
+    behind_a_proxy = access_rules("127.0.0.1", None, no_auth=False, allow_hosts=["Chat.example"])
+    assert behind_a_proxy.hosts == frozenset({"localhost", "127.0.0.1", "::1", "chat.example"})
     with pytest.raises(UsageError, match=r"10\.0\.0\.5"):
         access_rules("10.0.0.5", None, no_auth=False)
 
