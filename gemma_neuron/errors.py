@@ -99,6 +99,10 @@ class TemplateError(CheckpointError):
     """The chat template is missing, unsafe, or refused the conversation."""
 
 
+class TemplateLateError(TemplateError):
+    """The chat template was not rendered in time, and had not used up its own: the machine is busy."""
+
+
 class SourceChangedError(CheckpointError):
     """A weights file is no longer what it was when the run began."""
 

@@ -21,10 +21,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from gemma_neuron.errors import TemplateError
+from gemma_neuron.errors import TemplateError, TemplateLateError
 
 TEMPLATE_BYTES = 64 * 1024
-RENDER_SECONDS = 1.0
+RENDER_SECONDS = 10.0
+"""By the clock, on a machine that is busy; what a template may work is far less: `template_child.CPU_SECONDS`."""
 LOAD_SECONDS = 20.0
 """Starting Python on a loaded machine and compiling the template; rendering has its own, tighter limit."""
 ANSWER_BYTES = 16 * 1024 * 1024
@@ -97,6 +98,11 @@ class ChatTemplate:
                 reply = self._ready_child().exchange(request, RENDER_SECONDS)
             except _ChildFailed as error:
                 self._drop_child()
+                if error.late:
+                    raise TemplateLateError(
+                        f"Rendering the chat template of {self.origin} {error}.",
+                        "The machine is busy: ask again.",
+                    ) from None
                 raise TemplateError(
                     f"Rendering the chat template of {self.origin} {error}.",
                     "The template is at fault, or the conversation is far too long for it.",
@@ -199,7 +205,11 @@ def _template_error(reply: Mapping[str, Any], origin: str) -> TemplateError:
 
 
 class _ChildFailed(Exception):
-    """How the child failed, as the end of a sentence."""
+    """How the child failed, as the end of a sentence. `late`: by the clock alone."""
+
+    def __init__(self, how: str, *, late: bool = False) -> None:
+        super().__init__(how)
+        self.late = late
 
 
 class _Child:
@@ -237,7 +247,7 @@ class _Child:
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise _ChildFailed(f"took more than {seconds:g} s")
+                raise _ChildFailed(f"took more than {seconds:g} s", late=True)
             readable, writable, _ = select.select([self._out], [self._in] if data else [], [], left)
             if writable:
                 data = self._send(data)

@@ -34,7 +34,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 MEMORY_BYTES = 256 * 1024 * 1024
 OUTPUT_BYTES = 1024 * 1024
 CPU_SECONDS = 2
-"""Per request and whole seconds, because that is what RLIMIT_CPU counts; the parent's clock is tighter."""
+"""Per request and whole seconds, because that is what RLIMIT_CPU counts; the parent's clock gives it longer."""
 
 
 OTHER_FILES = (

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from gemma_neuron.chat import ChatAssets, control_text, rendered_control_text
-from gemma_neuron.errors import TemplateError
+from gemma_neuron.errors import TemplateError, TemplateLateError
 from gemma_neuron.serving.answers import Answer, Delta, ToolCall
 from gemma_neuron.serving.api_types import ChatBody
 from gemma_neuron.serving.errors import ApiError
@@ -19,7 +19,7 @@ from gemma_neuron.serving.tools import grammar_of, reading_of, template_tools
 
 
 def prompt_ids(service: Service, body: ChatBody) -> list[int]:
-    """The rendered prompt. Raises ApiError 400 for control text, no template, or the template's refusal."""
+    """The rendered prompt. Raises ApiError 400 for control text, no template, its refusal; 503 when it is late."""
     messages = [message.for_template() for message in body.messages]
     assets, thinking = service.assets, body.chat_template_kwargs.enable_thinking
     guarded = not service.info.allow_control_text
@@ -34,6 +34,8 @@ def prompt_ids(service: Service, body: ChatBody) -> list[int]:
                 messages, assets, tools=tools, enable_thinking=thinking, ids=ids
             )
             _refuse_control_text(found, "messages")
+    except TemplateLateError as error:
+        raise ApiError(503, f"{error.message} {error.hint}", code="busy") from error
     except TemplateError as error:
         text = f"{error.message} {error.hint}".strip()
         raise ApiError(400, text, param="messages") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,34 @@ def test_the_templates_own_refusal_is_a_400_with_its_words(tmp_path: Path) -> No
         ),
     ):
         chat(server, messages=USER * 2)
+
+
+def test_a_render_that_is_late_on_a_busy_machine_is_no_fault_of_the_request(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(folder) as server:
+        template = server.assets.template
+        assert template is not None
+        assert chat(server, max_tokens=2)
+
+        def stopped(seconds: float) -> threading.Timer:
+            assert template._child is not None
+            process = template._child._process
+            process.send_signal(signal.SIGSTOP)
+            timer = threading.Timer(seconds, process.send_signal, [signal.SIGCONT])
+            timer.start()
+            return timer
+
+        stopped(1.5)
+        assert chat(server, max_tokens=2), "late, and well within the limit"
+        monkeypatch.setattr("gemma_neuron.template.RENDER_SECONDS", 0.3)
+        timer = stopped(20.0)
+        with pytest.raises(openai.InternalServerError, match=r"took more than 0\.3 s") as caught:
+            chat(server, max_tokens=2)
+        timer.cancel()
+        assert caught.value.status_code == 503
+        monkeypatch.undo()
+        assert chat(server, max_tokens=2), "by a new child"
 
 
 @pytest.mark.parametrize(
