@@ -16,6 +16,7 @@ from gemma_neuron.serving.answers import Answer
 from gemma_neuron.serving.engine import Engine, RunnerFactory
 from gemma_neuron.serving.requests import GenerationRequest, Sampling, TokenEvent
 from gemma_neuron.serving.service import placeholder_ids, sampling_defaults
+from gemma_neuron.serving.source import NotServing
 
 if TYPE_CHECKING:
     import httpx2
@@ -67,7 +68,10 @@ class LocalTalker:
 
     def answer(self, messages: Sequence[Message]) -> Iterator[str]:
         events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
-        sequence = self._engine.submit(self._request(messages), events.put)
+        try:
+            sequence = self._engine.submit(self._request(messages), events.put)
+        except NotServing as error:
+            raise EnvironmentProblem(str(error), "Start the chat again.") from error
         answer = Answer(self._assets)
         try:
             while answer.finish is None:
@@ -163,10 +167,11 @@ class UrlTalker:
 
 
 def _content(chunk: Any) -> Iterator[str]:
-    if "error" in chunk:
-        raise EnvironmentProblem(str(chunk["error"].get("message")))
+    if chunk.get("error"):
+        error = chunk["error"]
+        raise EnvironmentProblem(str(error.get("message") if isinstance(error, dict) else error))
     for choice in chunk.get("choices", []):
-        text = choice.get("delta", {}).get("content")
+        text = (choice.get("delta") or {}).get("content")
         if text:
             yield text
 
@@ -197,7 +202,7 @@ def _told_as_ours(url: str) -> Iterator[None]:
             f"Talking to {url} failed: {type(error).__name__}: {error}.",
             "Is the server running? `gemma-neuron serve-local PORT` starts one.",
         ) from error
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise EnvironmentProblem(
             f"{url} does not answer as an OpenAI-shaped server does."
         ) from error

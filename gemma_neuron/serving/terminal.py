@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
@@ -77,6 +77,9 @@ class ChatLoop:
 
     def run(self) -> None:
         """Read, answer, repeat, until /quit or the end of input. An error ends one answer, not the chat."""
+        if sys.stdin.isatty():
+            with suppress(ImportError):  # with it, `input` edits lines and recalls earlier ones
+                import readline  # noqa: F401
         print("/help lists the commands.", file=self.notes)
         while True:
             try:
@@ -92,8 +95,9 @@ class ChatLoop:
                 continue
             self._say_or_tell(line)
 
-    def _say_or_tell(self, text: str) -> None:
-        before = list(self.messages)
+    def _say_or_tell(self, text: str, otherwise: list[Message] | None = None) -> None:
+        """`otherwise`: the history where no answer comes of it."""
+        before = list(self.messages) if otherwise is None else otherwise
         try:
             self.say(text)
         except (KeyboardInterrupt, Exception) as error:
@@ -132,9 +136,9 @@ class ChatLoop:
             for message in self._with_system():
                 print(f"{message['role']}: {clean(message['content'])}", file=self.notes)
         elif name == "retry" and len(self.messages) >= 2:
-            question = self.messages[-2]["content"]
-            self.messages = self.messages[:-2]
-            self._say_or_tell(question)
+            before, question = self.messages, self.messages[-2]["content"]
+            self.messages = before[:-2]
+            self._say_or_tell(question, otherwise=before)
         elif name == "retry":
             print("There is nothing to answer again.", file=self.notes)
         elif name == "help":

@@ -22,7 +22,13 @@ from gemma_neuron.errors import (
     UsageError,
 )
 from gemma_neuron.serving.screen import Cleaner, clean
-from gemma_neuron.serving.talkers import LocalTalker, Message, UrlTalker
+from gemma_neuron.serving.talkers import (
+    LocalTalker,
+    Message,
+    UrlTalker,
+    _content,
+    _told_as_ours,
+)
 from gemma_neuron.serving.terminal import ChatLoop, run_chat
 from tests.serving.fake_runner import FakeRunner
 from tests.serving.server import running, write_port, write_source
@@ -90,6 +96,39 @@ def test_unvalidated_is_said_on_stderr(tmp_path: Path, capsys: pytest.CaptureFix
     with running(port.source_folder, factory(port.source_folder)(), validated=False) as server:
         run_chat(server.url, once="hello")
         assert capsys.readouterr().err.startswith("unvalidated:")
+
+
+def test_a_failed_engine_is_an_error_each_time_and_a_failed_retry_forgets_nothing(
+    tmp_path: Path,
+) -> None:
+    port = write_port(tmp_path)
+    runner = factory(port.source_folder)()
+    talker = LocalTalker(port, lambda: runner)
+    notes = io.StringIO()
+    loop = ChatLoop(talker, out=io.StringIO(), notes=notes)
+    loop.say("hello")
+    before = list(loop.messages)
+    runner.fail_after = len(runner.calls)
+    for told in ("device lost", "not ready: failed"):
+        loop.read = lines("/retry")
+        loop.run()
+        assert told in notes.getvalue()
+        assert loop.messages == before
+    talker.close()
+
+
+@pytest.mark.parametrize(
+    ("chunk", "told"),
+    [
+        ({"error": "out of memory"}, "out of memory"),
+        ([], "does not answer"),
+        ({"choices": [1]}, "does not answer"),
+    ],
+)
+def test_what_is_no_answer_of_a_server_is_an_error(chunk: object, told: str) -> None:
+    with pytest.raises(EnvironmentProblem, match=told), _told_as_ours("http://x"):
+        list(_content(chunk))
+    assert list(_content({"choices": [{"delta": None}]})) == []
 
 
 def test_conversation_and_commands(tmp_path: Path) -> None:
