@@ -31,6 +31,13 @@ def serve_local(
     hang_after: Annotated[
         float, typer.Option(help="Seconds without a sign of life: a replica is replaced.")
     ] = 10.0,
+    step_seconds: Annotated[
+        float | None,
+        typer.Option(min=1.0, help="Longest step of the model; by default measured in loading."),
+    ] = None,
+    load_seconds: Annotated[
+        float, typer.Option(min=1.0, help="Longest silence of a replica that loads.")
+    ] = 120.0,
     request_seconds: Annotated[
         float, typer.Option(min=1.0, help="Longest that an answer may take.")
     ] = 600.0,
@@ -64,6 +71,8 @@ def serve_local(
             allow_hosts=tuple(allow_host or ()),
             allow_control_text=allow_control_text,
             silence_seconds=hang_after,
+            step_seconds=step_seconds,
+            load_seconds=load_seconds,
             request_seconds=request_seconds,
             drain_seconds=drain_seconds,
             preload=preload,

@@ -64,7 +64,8 @@ class _Worker:
 class EmbeddedEngine:
     """Workers on this machine. `limit`: how many there may be at once; `preload`: modules for the server.
 
-    `regrow_seconds`: how long the place of a worker that was ended stays empty.
+    `regrow_seconds`: how long the place of a worker that was ended stays empty. `goodbye_seconds`: for a worker without
+    work to end by itself; nothing else is looked at meanwhile.
     """
 
     def __init__(
@@ -72,8 +73,10 @@ class EmbeddedEngine:
         preload: Sequence[str] = (),
         limit: int = EMBEDDED_LIMIT,
         regrow_seconds: float = 0.0,
+        goodbye_seconds: float = GOODBYE_SECONDS,
     ) -> None:
         self.room = Room(limit, regrow_seconds)
+        self.goodbye_seconds = goodbye_seconds
         _quiet_tracker()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([WARMING, *preload])
@@ -172,7 +175,7 @@ class EmbeddedEngine:
         worker = self._workers.get(handle)
         if worker is not None and not worker.busy:
             worker.calls.close()
-            worker.process.join(GOODBYE_SECONDS)
+            worker.process.join(self.goodbye_seconds)
         self._end(handle)
 
     def _end(self, handle: WorkerHandle) -> None:

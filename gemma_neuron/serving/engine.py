@@ -172,6 +172,7 @@ class Engine:
         self.limits = Limits(runner.vocab, runner.slots, runner.max_context, chunk)
         if self._tokenizer_file is not None:
             self._grammars = Grammars(self._tokenizer_file, runner.vocab, self._stop_ids)
+            self._grammars.prepare()
         banned = np.array([i for i in self._banned_ids if 0 <= i < runner.vocab], dtype=np.int64)
         work = Work(runner, banned, index=self._index, reuse_prefixes=self._reuse)
         self._set_phase("ready")

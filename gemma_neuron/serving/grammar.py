@@ -7,9 +7,11 @@ or ends its request, and never slows the others.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from gemma_neuron.serving.sampling import Allowed
 if TYPE_CHECKING:
     import llguidance
 
+log = logging.getLogger(__name__)
 SCHEMA_BYTES = 64 * 1024
 KEPT = 32
 """Compiled grammars kept for the next request with the same one."""
@@ -50,7 +53,7 @@ class Grammars:
         self._tokenizer: llguidance.LLTokenizer | None = None
 
     def compile(self, grammar: Grammar) -> GrammarState:
-        """A state at the answer's begin. Raises GrammarError. Works up to a second the first time."""
+        """A state at the answer's begin. Raises GrammarError."""
         with self._lock:
             matcher = self._made.get(grammar)
         if matcher is None:
@@ -60,6 +63,16 @@ class Grammars:
                 while len(self._made) > KEPT:
                     self._made.popitem(last=False)
         return GrammarState(matcher.deep_copy(), self._vocab, grammar.thought)
+
+    def prepare(self) -> None:
+        """Make what every grammar needs, while loading: no other thread of the process runs meanwhile, for a second or
+        more with a large vocabulary. A tokenizer that cannot be used is told of by `compile`."""
+        if find_spec("llguidance") is None:
+            return
+        try:
+            self._known_tokenizer()
+        except Exception as error:
+            log.warning("no answer can be held to a schema: %s: %s", type(error).__name__, error)
 
     def _compiled(self, grammar: Grammar) -> llguidance.LLMatcher:
         import llguidance

@@ -76,11 +76,14 @@ class Link:
         self.limits: Limits | None = None
         self.load = Load()
         self.tickets: dict[int, Ticket] = {}
+        self.down = threading.Event()
         self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._connection: Connection | None = None
 
     def enter(self, phase: Literal["starting", "loading", "ready", "down"]) -> None:
         self.phase, self.since = phase, time.monotonic()
+        if phase == "down":
+            self.down.set()
 
     def takes(self, ticket: Ticket) -> bool:
         """Whether it has room: for as many as it has slots and one more, for a suspect only where it is alone."""
@@ -90,12 +93,18 @@ class Link:
             return not self.tickets
         return len(self.tickets) <= self.limits.slots
 
-    def attach(self, connection: Connection, heard: Callable[[Link, Any], None]) -> None:
-        """The replica has called; `heard` is given each of its messages, in a thread of this link."""
+    def attach(
+        self,
+        connection: Connection,
+        heard: Callable[[Link, Any], None],
+        gone: Callable[[Link], None] = lambda _: None,
+    ) -> None:
+        """The replica has called; `heard` is given each of its messages, in a thread of this link, which calls `gone`
+        when there are no more."""
         self._connection = connection
         name = f"replica-{self.index}"
         threading.Thread(
-            target=self._talk, args=(connection, heard), name=name, daemon=True
+            target=self._talk, args=(connection, heard, gone), name=name, daemon=True
         ).start()
 
     @property
@@ -123,12 +132,18 @@ class Link:
             load=self.load,
         )
 
-    def _talk(self, connection: Connection, heard: Callable[[Link, Any], None]) -> None:
+    def _talk(
+        self,
+        connection: Connection,
+        heard: Callable[[Link, Any], None],
+        gone: Callable[[Link], None],
+    ) -> None:
         writer = threading.Thread(target=self._write, args=(connection,), daemon=True)
         writer.start()
         with suppress(EOFError, OSError):
             while True:
                 heard(self, connection.recv())
+        gone(self)
         self._outgoing.put(None)
         writer.join()
         connection.close()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from gemma_neuron.chat import load_chat_assets
-from gemma_neuron.elastic.embedded import EmbeddedEngine
+from gemma_neuron.elastic.embedded import GOODBYE_SECONDS, EmbeddedEngine
 from gemma_neuron.elastic.engine import DEADLINE_SECONDS
 from gemma_neuron.elastic.events import EventLog, Sink
 from gemma_neuron.errors import EnvironmentProblem, UnvalidatedPortError, UsageError
@@ -27,7 +27,7 @@ from gemma_neuron.serving import replica
 from gemma_neuron.serving.access import LOOPBACK_NAMES, AccessRules
 from gemma_neuron.serving.connections import BACKLOG, Connection, allow_descriptors
 from gemma_neuron.serving.http import create_app, replicas
-from gemma_neuron.serving.replica import LoadRunner, ReplicaSetup
+from gemma_neuron.serving.replica import LOAD_SECONDS, LoadRunner, ReplicaSetup
 from gemma_neuron.serving.replicas import Replicas
 from gemma_neuron.serving.service import (
     ServerInfo,
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "GEMMA_NEURON_API_KEY"
 CLOSE_SECONDS = 30.0
 """For replicas to end in order: a killed one can leave NeuronCores unusable."""
+SHORT_GOODBYE_SECONDS = 1.0
+"""For a failed replica that holds no device: until it has ended, no other fault is seen."""
 log = logging.getLogger(__name__)
 Announce = Callable[[dict[str, Any]], None]
 
@@ -59,6 +61,9 @@ class ServeOptions:
     request_seconds: float = 600.0
     silence_seconds: float = DEADLINE_SECONDS
     """Without a sign of life, after which a replica counts as hung."""
+    step_seconds: float | None = None
+    load_seconds: float = LOAD_SECONDS
+    """See `ReplicaSetup`."""
     preload: tuple[str, ...] = ()
     """Modules that every replica needs: loaded once, before replicas are forked."""
     keeps_devices: bool = False
@@ -140,10 +145,18 @@ def make_service(
         tokenizer_file=folder.resolve() / TOKENIZER_FILE,
         stop_ids=assets.stop_ids,
         silence_seconds=options.silence_seconds,
+        step_seconds=options.step_seconds,
+        load_seconds=options.load_seconds,
         keeps_devices=options.keeps_devices,
     )
-    engine = EmbeddedEngine(preload=[*options.preload, replica.__name__])
-    return Service(Replicas(count, setup, engine, EventLog(_sink(port))), assets, info)
+    held = Replicas(count, setup, replica_engine(options), EventLog(_sink(port)))
+    return Service(held, assets, info)
+
+
+def replica_engine(options: ServeOptions) -> EmbeddedEngine:
+    """What replicas are processes of."""
+    goodbye = GOODBYE_SECONDS if options.keeps_devices else SHORT_GOODBYE_SECONDS
+    return EmbeddedEngine(preload=[*options.preload, replica.__name__], goodbye_seconds=goodbye)
 
 
 def _sink(port: Port) -> Sink:

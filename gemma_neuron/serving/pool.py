@@ -39,6 +39,7 @@ class Pool:
         self._count = count
         self._tokenizer_file, self._stop_ids = tokenizer_file, frozenset(stop_ids)
         self._grammars: Grammars | None = None
+        self._preparing = threading.Lock()
         self._changed = threading.Condition(threading.RLock())
         self._links: dict[int, Link] = {}
         self._starts = [0] * count
@@ -77,11 +78,8 @@ class Pool:
 
     def check(self, grammar: Grammar) -> None:
         """See `TokenSource.check`."""
-        limits = self.limits
-        if self._tokenizer_file is None or limits is None:
-            raise GrammarError("This server holds no answer to a schema: it has no tokenizer file.")
         if self._grammars is None:
-            self._grammars = Grammars(self._tokenizer_file, limits.vocab, self._stop_ids)
+            raise GrammarError("This server holds no answer to a schema: it has no tokenizer file.")
         self._grammars.compile(grammar)
 
     def cancel(self, ticket: Ticket) -> None:
@@ -133,6 +131,8 @@ class Pool:
     def heard(self, link: Link, message: Any) -> None:
         """A message of a replica."""
         kind, *rest = message
+        if kind == "loaded":
+            self._prepare(rest[0])
         with self._changed:
             if self._links.get(link.index) is not link:
                 return
@@ -145,6 +145,14 @@ class Pool:
                     self._told(link, number, event)
             self._dispatch()
             self._changed.notify_all()
+
+    def _prepare(self, limits: Limits) -> None:
+        """What holds answers to schemas, before a replica counts as ready."""
+        with self._preparing:
+            if self._grammars is None and self._tokenizer_file is not None:
+                grammars = Grammars(self._tokenizer_file, limits.vocab, self._stop_ids)
+                grammars.prepare()
+                self._grammars = grammars
 
     def _told(self, link: Link, number: int, event: TokenEvent) -> None:
         ticket = link.tickets.get(number)

@@ -10,6 +10,7 @@ elsewhere. `number` names one try at a request, so that what an earlier try stil
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from gemma_neuron.backends.base import Runner
 
 POLL_SECONDS = 0.25
+LOAD_SECONDS = 120.0
+LEAST_STEP_SECONDS = 60.0
+STUCK_STEPS, SILENT_STEPS = 20, 10
+"""Times the longest step, measured while loading: a machine that is busy, or pages weights in, is slower."""
 LoadRunner = Callable[[int], "Runner"]
 """Index of a replica → its runner; a module-level function or a partial of one, for it goes to another process."""
 
@@ -38,8 +43,9 @@ class ReplicaFailed(ReplicaDownError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSetup:
-    """What all replicas of a server share. `silence_seconds`: without a heartbeat, while serving; `load_seconds`:
-    while loading, which calls code that lets no other thread run; `step_seconds`: for one step of the model."""
+    """What all replicas of a server share. `silence_seconds`: without a heartbeat, while serving, and at least
+    SILENT_STEPS steps; `load_seconds`: while loading, which calls code that lets no other thread run; `step_seconds`:
+    for one step of the model, None: STUCK_STEPS of the longest, at least LEAST_STEP_SECONDS."""
 
     load: LoadRunner
     banned_ids: tuple[int, ...] = ()
@@ -49,8 +55,8 @@ class ReplicaSetup:
     keeps_devices: bool = False
     """See `Backend.keeps_devices`: such a process is not killed where it can be waited for."""
     silence_seconds: float = DEADLINE_SECONDS
-    load_seconds: float = 120.0
-    step_seconds: float = 60.0
+    load_seconds: float = LOAD_SECONDS
+    step_seconds: float | None = None
 
 
 def serve_replica(
@@ -64,8 +70,15 @@ def serve_replica(
     with Client(address, family="AF_UNIX", authkey=key) as connection:
         connection.send(("hello", os.getpid()))
         talk = _Talk(connection)
+        longest: list[float] = []
+
+        def load() -> Runner:
+            runner = setup.load(index)
+            longest.append(longest_step(runner))
+            return runner
+
         engine = Engine(
-            lambda: setup.load(index),
+            load,
             banned_ids=setup.banned_ids,
             tokenizer_file=setup.tokenizer_file,
             stop_ids=setup.stop_ids,
@@ -77,16 +90,37 @@ def serve_replica(
         if not engine.wait_loaded():
             assert engine.failure is not None
             raise engine.failure
-        context.phase("serving", setup.silence_seconds)
+        silence, step_seconds = patience(setup, longest[0])
+        context.phase("serving", silence)
         connection.send(("loaded", engine.limits))
         try:
             while talk.take(engine):
-                _check(engine, index, setup.step_seconds)
+                _check(engine, index, step_seconds)
         except (EOFError, OSError):
             pass  # the controller is gone
-        engine.close(setup.step_seconds)
+        engine.close(step_seconds)
         with suppress(OSError):
             talk.flush(Load())
+
+
+def longest_step(runner: Runner) -> float:
+    """Seconds of a step that reads a chunk of the longest bucket and decodes: run once, which also warms the graphs up.
+    A slot's state begins anew with its next prompt."""
+    length = min(runner.prefill_buckets[-1], runner.max_context - 1)
+    slots = runner.slots
+    began = time.monotonic()
+    runner.prefill([0] * length, slot=0, start=0)
+    runner.decode([0] * slots, [length] + [0] * (slots - 1), [True] + [False] * (slots - 1))
+    return time.monotonic() - began
+
+
+def patience(setup: ReplicaSetup, longest: float) -> tuple[float, float]:
+    """Seconds of silence after which a replica counts as hung, and of a step after which it counts as stuck. The cpu
+    back end's graphs keep Python's lock while they run, so that no heartbeat is sent within one."""
+    stuck = setup.step_seconds
+    if stuck is None:
+        stuck = max(LEAST_STEP_SECONDS, STUCK_STEPS * longest)
+    return max(setup.silence_seconds, min(stuck, SILENT_STEPS * longest)), stuck
 
 
 def _check(engine: Engine, index: int, step_seconds: float) -> None:

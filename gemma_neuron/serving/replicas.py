@@ -36,6 +36,8 @@ WAIT_SECONDS = 0.25
 MONITOR_SECONDS = 1.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Before a replica that went down without ever having served is loaded again: doubled each time."""
+KEEPER_SECONDS = 5.0
+"""For the keeper to see what has become of a replica that hung up."""
 LOAD_TRIES = 3
 """Loads in a row that may fail while no other replica serves, before the server gives up."""
 RETRY_HINT = "See the port's events.jsonl."
@@ -94,6 +96,7 @@ class Replicas(Pool):
             poll_interval=FIRST_PAUSE,
             retry_policy=RetryPolicy(failures=ElasticRetryLimit(None)),
             meanwhile=self._end_where_closing,
+            tells_resumed=True,
         )(self._watch)
         try:
             with suppress(_Closing):
@@ -129,9 +132,14 @@ class Replicas(Pool):
     def _attach(self, connection: Connection, pid: int) -> None:
         for link in list(self._by_handle.values()):
             if link.pid == pid:
-                link.attach(connection, self.heard)
+                link.attach(connection, self.heard, self._gone)
                 return
         connection.close()
+
+    def _gone(self, link: Link) -> None:
+        """A replica hung up. The keeper knows why and moves its requests; where it waits for another, they move now."""
+        if not link.down.wait(KEEPER_SECONDS) and not self._closing.is_set():
+            self.lost(link, f"Replica {link.index} hung up.")
 
     def heard(self, link: Link, message: Any) -> None:
         super().heard(link, message)
@@ -139,6 +147,7 @@ class Replicas(Pool):
             self._failures[link.index] = 0
             facts = {"rank": link.index, "worker_pid": link.pid}
             self._events.emit("replica_ready", **facts, restarts=self._starts[link.index] - 1)
+            self._events.resumed(replicas=sum(s.phase == "ready" for s in self.states()))
 
     def _watch(self) -> None:
         """Until told to close. Raises what befell a replica, and ScaleUpSignalError when one can come back."""
@@ -187,7 +196,7 @@ class Replicas(Pool):
         self._begun.discard(outcome.handle)
         name = "worker_hung" if isinstance(fault, WorkerHung) else "worker_died"
         self._events.emit(name, **fault.facts(), phase=link.phase, why=fault.message)
-        never_served = link.phase != "ready"
+        never_served = link.limits is None
         self.lost(link, fault.message)
         if never_served:
             self._failures[index] += 1

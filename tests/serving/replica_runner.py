@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +24,18 @@ class Poisoned(FakeRunner):
         if self._poison in self._history[slot]:
             raise RuntimeError("device lost")
         return super()._logits(slot)
+
+
+class Holding(FakeRunner):
+    """As the cpu back end's graphs do: no other thread of the process runs during a step."""
+
+    def __init__(self, seconds: float, **options: Any) -> None:
+        super().__init__(**options)
+        self._seconds = seconds
+
+    def _begin(self, name: str, size: int) -> None:
+        super()._begin(name, size)
+        ctypes.PyDLL(None).usleep(int(self._seconds * 1e6))
 
 
 class Closing(FakeRunner):
@@ -47,13 +61,19 @@ def make(
     context: int = 256,
     poison: int | None = None,
     closes: Path | None = None,
+    holds: float = 0.0,
+    lingers: bool = False,
 ) -> FakeRunner:
     """A `LoadRunner` behind `functools.partial`."""
     time.sleep(load)
     if broken:
         raise CompileError("The graph is of another machine.", "Compile again.")
+    if lingers:  # its process does not end by itself
+        threading.Thread(target=time.sleep, args=(120,)).start()
+    if holds:
+        return Holding(holds)
     if closes is not None:
         return Closing(closes)
-    if poison is not None:
+    if poison is not None and not (lingers and index):
         return Poisoned(poison, step_seconds=step, slots=slots, max_context=context)
     return FakeRunner(script=script, step_seconds=step, slots=slots, max_context=context)

@@ -18,14 +18,17 @@ import psutil
 import pytest
 
 from gemma_neuron.elastic.embedded import EmbeddedEngine
+from gemma_neuron.elastic.events import EventLog
 from gemma_neuron.errors import CompileError
 from gemma_neuron.serving import replica
+from gemma_neuron.serving.grammar import Grammars
+from gemma_neuron.serving.local import ServeOptions, replica_engine
 from gemma_neuron.serving.replica import ReplicaSetup
 from gemma_neuron.serving.replicas import Replicas
 from gemma_neuron.serving.source import NotServing
 from tests.serving.engines import Collected, ask, by_hand, random_requests
 from tests.serving.replica_runner import make
-from tests.serving.server import until, write_port
+from tests.serving.server import running, until, write_port, write_source
 from tests.serving.test_local import announced, ended, process
 
 SECONDS = 30.0
@@ -33,12 +36,19 @@ SECONDS = 30.0
 
 @contextmanager
 def replicas(
-    count: int = 2, *, silence: float = 10.0, step_seconds: float = 60.0, **runner: Any
+    count: int = 2,
+    *,
+    silence: float = 10.0,
+    step_seconds: float | None = None,
+    goodbye: float = 30.0,
+    events: EventLog | None = None,
+    **runner: Any,
 ) -> Iterator[Replicas]:
     setup = ReplicaSetup(
         load=partial(make, **runner), silence_seconds=silence, step_seconds=step_seconds
     )
-    found = Replicas(count, setup, EmbeddedEngine(preload=[replica.__name__]))
+    engine = EmbeddedEngine(preload=[replica.__name__], goodbye_seconds=goodbye)
+    found = Replicas(count, setup, engine, events)
     found.start()
     try:
         yield found
@@ -120,6 +130,85 @@ def test_a_step_that_never_ends_is_a_fault() -> None:
         event = one.wait()[1]
         assert event.finish == "error"
         assert "in one step for" in event.error
+
+
+def test_steps_in_which_no_heartbeat_can_be_sent_are_no_hang() -> None:
+    with replicas(1, silence=0.7, holds=1.0) as pool:
+        until(lambda: all_ready(pool))
+        request = ask([2, 150, 151], max_tokens=3)
+        assert Collected(pool, request).wait()[0] == by_hand(request)
+        assert [state.restarts for state in pool.states()] == [0]
+
+
+@pytest.mark.parametrize(
+    ("longest", "asked", "silent", "stuck"),
+    [
+        (0.01, None, 10.0, 60.0),
+        (2.0, None, 20.0, 60.0),
+        (30.0, None, 300.0, 600.0),
+        (30.0, 45.0, 45.0, 45.0),
+    ],
+)
+def test_patience_follows_the_longest_step(
+    longest: float, asked: float | None, silent: float, stuck: float
+) -> None:
+    setup = ReplicaSetup(load=make, step_seconds=asked)
+    assert replica.patience(setup, longest) == (silent, stuck)
+
+
+def test_a_failed_replica_that_does_not_end_keeps_no_other_fault_from_being_seen() -> None:
+    """The keeper waits for the first to end, and the second is lost meanwhile."""
+    goodbye = 60.0
+    request = ask([2, 150, 151], max_tokens=150)
+    with replicas(3, goodbye=goodbye, step=0.01, poison=599, lingers=True) as pool:
+        until(lambda: all_ready(pool))
+        bad = Collected(
+            pool, ask([2, 599], max_tokens=3)
+        )  # goes to the first, which alone minds it
+        until(lambda: bad.sequence.moves > 0)
+        good = Collected(pool, request)
+        good.events.get(timeout=SECONDS)
+        link = good.sequence.link
+        assert link is not None
+        os.kill(link.pid, signal.SIGKILL)
+        assert good.wait(goodbye / 2)[0] == by_hand(request)[1:]
+
+
+def test_the_server_lets_no_failed_replica_without_a_device_linger() -> None:
+    for keeps, seconds in ((False, 1.0), (True, 30.0)):
+        assert replica_engine(ServeOptions(keeps_devices=keeps)).goodbye_seconds == seconds
+
+
+def test_the_time_without_a_replica_ends_when_one_has_loaded() -> None:
+    told: list[tuple[str, dict[str, Any]]] = []
+    events = EventLog(lambda event, facts: told.append((event, facts)))
+    with replicas(1, events=events, load=0.6) as pool:
+        until(lambda: all_ready(pool))
+        kill(pool, 0)
+        until(lambda: pool.phase == "recovering")
+        until(lambda: "resumed" in [event for event, _ in told])
+        assert pool.phase == "ready"
+    (resumed,) = [facts for event, facts in told if event == "resumed"]
+    assert resumed["downtime_seconds"] > 0.6
+    assert resumed["replicas"] == 1
+
+
+def test_what_holds_answers_to_a_schema_is_made_while_loading(tmp_path: Path) -> None:
+    folder = write_source(tmp_path)
+    setup = ReplicaSetup(load=make, tokenizer_file=folder / "tokenizer.json")
+    pool = Replicas(1, setup, EmbeddedEngine(preload=[replica.__name__]))
+    prepared: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Grammars, "prepare", lambda _: prepared.append(pool.phase))
+        pool.start()
+        until(lambda: all_ready(pool))
+        pool.close(5.0)
+        assert prepared == ["loading"]
+        with running(folder):
+            assert len(prepared) == 2
+    grammars = Grammars(folder / "tokenizer.json", 600, [106])
+    grammars.prepare()
+    assert grammars._tokenizer is not None
 
 
 def test_loading_that_fails_is_the_loaders_own_error() -> None:
