@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -13,9 +12,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from scripts.clients.ask import CLIENTS  # noqa: E402
-from tests.neuron.flow import serving  # noqa: E402
-
-MODEL = ROOT / "gemma_neuron" / "data" / "demo-model"
+from scripts.served import bundled, served  # noqa: E402
 
 
 def main() -> int:
@@ -27,18 +24,11 @@ def main() -> int:
     )
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
-        port = asked.port.resolve() if asked.port else compiled(Path(work) / "port")
-        with serving(dict(os.environ), port, "--unvalidated") as ready:
+        port = asked.port.resolve() if asked.port else bundled(Path(work) / "port", "--tp", "2")
+        with served(port) as server:
             only = [word for name in asked.only for word in ("--only", name)]
-            told = ["-m", "scripts.clients.ask", ready["url"], str(port / "source"), *only]
+            told = ["-m", "scripts.clients.ask", server.url, str(port / "source"), *only]
             return subprocess.run([asked.python, *told], cwd=ROOT, check=False).returncode
-
-
-def compiled(out: Path) -> Path:
-    """The bundled model, ported. What it says is checked by the clients' own answers."""
-    command = [sys.executable, "-m", "gemma_neuron", "compile", str(MODEL), "--out", str(out)]
-    subprocess.run([*command, "--tp", "2"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return out
 
 
 if __name__ == "__main__":

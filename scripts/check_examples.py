@@ -76,10 +76,11 @@ def check_kubernetes(path: Path) -> list[str]:
 def main() -> int:
     tools, examples = Path(sys.argv[1]), Path(sys.argv[2])
     wrong = 0
-    for name, found in (
-        ("kubernetes-job.yaml", check_kubernetes(examples / "kubernetes-job.yaml")),
-        ("skypilot.yaml", check_skypilot(examples / "skypilot.yaml", tools)),
-    ):
+    checked = [
+        (path.name, check_kubernetes(path)) for path in sorted(examples.glob("kubernetes-*"))
+    ]
+    checked.append(("skypilot.yaml", check_skypilot(examples / "skypilot.yaml", tools)))
+    for name, found in checked:
         print(f"{name}: {'ok' if not found else '; '.join(found)}")
         wrong += bool(found)
     return 1 if wrong else 0

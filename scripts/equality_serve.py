@@ -1,9 +1,10 @@
 """Whether a request's answer depends on the request alone, on a real port.
 
-Requests are turns of conversations, so that their beginnings can be reused, half of them greedy and half seeded. Each
-is run alone without reuse; in a full batch; in a full batch with reuse; on replicas while one is killed; and by
-`serve-local` over HTTP, whole and streamed, where the texts are compared. One JSON line a group of requests; started
-again, the script goes on until `--count` requests are done over all its starts.
+Requests are turns of conversations, so that their beginnings can be reused, half of them greedy and half seeded, with
+whatever parameters there are. Each is run alone without reuse; in a full batch; with reuse, alone and in a batch; with
+its prompt read in chunks of the smaller buckets; on replicas that are killed while they answer; and by `serve-local`
+over HTTP, whole and streamed. Tokens and log-probabilities are compared, over HTTP texts and finish reasons too. One
+JSON line a group of requests; started again, the script goes on until `--count` requests are done over all its starts.
 """
 
 from __future__ import annotations
@@ -14,121 +15,136 @@ import os
 import queue
 import random
 import signal
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+import httpx2  # noqa: E402
+
+from gemma_neuron.backends.base import Runner  # noqa: E402
 from gemma_neuron.chat import load_chat_assets  # noqa: E402
 from gemma_neuron.elastic.embedded import EmbeddedEngine  # noqa: E402
 from gemma_neuron.pipeline import open_port, replica_loader  # noqa: E402
-from gemma_neuron.serving.answers import Answer, Reading  # noqa: E402
 from gemma_neuron.serving.engine import Engine  # noqa: E402
-from gemma_neuron.serving.replica import ReplicaSetup  # noqa: E402
+from gemma_neuron.serving.links import Ticket  # noqa: E402
+from gemma_neuron.serving.replica import LoadRunner, ReplicaSetup  # noqa: E402
 from gemma_neuron.serving.replicas import Replicas  # noqa: E402
-from gemma_neuron.serving.requests import GenerationRequest, Sampling, TokenEvent  # noqa: E402
+from gemma_neuron.serving.requests import GenerationRequest, TokenEvent, TokenLogprob  # noqa: E402
 from gemma_neuron.serving.source import TokenSource  # noqa: E402
+from gemma_neuron.tokenizer import TOKENIZER_FILE  # noqa: E402
+from scripts.equality_cases import CONVERSATIONS, TURNS, Case, Made, draw_cases, says  # noqa: E402
+from scripts.served import (  # noqa: E402
+    Told,
+    add_result,
+    bundled,
+    read_results,
+    served,
+    stream_completion,
+    whole_completion,
+)
 
-GROUP = 25
+GROUP = CONVERSATIONS * TURNS
 SECONDS = 600.0
-
-
-@dataclass(frozen=True)
-class Case:
-    """A request to the engine, and the same one as a body of /v1/completions."""
-
-    request: GenerationRequest
-    body: dict[str, Any]
+KILLS = 2
+"""Of replicas, in each group."""
+AT_ONCE = 6
+DTYPES = ("float32", "bfloat16")
+SHAPE = ("--tp", "1", "--max-context", "256", "--slots", "4", "--buckets", "32,256")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("port", type=Path)
-    parser.add_argument("--count", type=int, default=500, help="requests over all runs")
+    parser.add_argument("ports", type=Path, nargs="*", help="default: the bundled model's, made")
+    parser.add_argument("--count", type=int, default=500, help="requests a port, over all runs")
     parser.add_argument("--minutes", type=float, help="stop beginning groups after so many")
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--results", type=Path, default=Path("equality-serve-results.jsonl"))
+    parser.add_argument("--work", type=Path, default=Path("equality-serve-ports"))
     asked = parser.parse_args()
     end = time.monotonic() + 60 * asked.minutes if asked.minutes else float("inf")
-    port = open_port(asked.port)
-    name = f"{port.record.digest[:12]}"
-    done = {line["group"] for line in read(asked.results) if line["port"] == name}
-    groups = range((asked.count + GROUP - 1) // GROUP)
-    if missing := [group for group in groups if group not in done]:
-        with Bench(asked.port, asked.replicas) as bench:
+    ports = asked.ports or [
+        bundled(asked.work / dtype, "--dtype", dtype, *SHAPE) for dtype in DTYPES
+    ]
+    good = [one_port(path, asked, end) for path in ports]
+    return 0 if all(good) else 1
+
+
+def one_port(path: Path, asked: argparse.Namespace, end: float) -> bool:
+    """Compare what is missing, tell the totals; whether every request was compared and equal."""
+    port = open_port(path)
+    assert port.spec is not None
+    name = f"{port.record.digest[:12]} {port.spec.dtype}"
+    done = {line["group"] for line in read_results(asked.results) if line["port"] == name}
+    missing = [n for n in range((asked.count + GROUP - 1) // GROUP) if n not in done]
+    if missing and time.monotonic() < end:
+        with Bench(path, asked.replicas) as bench:
             for group in missing:
                 if time.monotonic() > end:
                     break
                 line = {"port": name, "group": group, **bench.compare(group)}
-                with asked.results.open("a") as results:
-                    results.write(json.dumps(line) + "\n")
+                add_result(asked.results, line)
                 print(json.dumps(line), flush=True)
-    lines = [line for line in read(asked.results) if line["port"] == name]
-    differing = sum(len(line["differing"]) for line in lines)
-    total = {
-        "requests": sum(line["requests"] for line in lines),
-        "tokens": sum(line["tokens"] for line in lines),
-        "comparisons": sum(line["comparisons"] for line in lines),
-        "kills": sum(line["kills"] for line in lines),
-        "reused_prompt_tokens": sum(line["reused"] for line in lines),
-        "differing": differing,
-    }
-    print(json.dumps({"total": total}))
-    return 1 if differing or total["requests"] < asked.count else 0
+    lines = [line for line in read_results(asked.results) if line["port"] == name]
+    keys = ("requests", "tokens", "comparisons", "kills", "moved", "reused", "rechunked")
+    total = {key: sum(line[key] for line in lines) for key in keys}
+    total["differing"] = sum(len(line["differing"]) for line in lines)
+    # A run in which nothing moved, nothing was reused or no prompt had other chunks has shown nothing of it.
+    shown = all(total[key] > 0 for key in keys)
+    good = shown and not total["differing"] and total["requests"] >= asked.count
+    print(json.dumps({"port": name, "total": total, "good": good}), flush=True)
+    return good
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-class Bench:
-    """An engine with reuse and one without, replicas, and a server, all on one port."""
+class Bench(ExitStack):
+    """Engines with reuse, without, and with smaller chunks; replicas; a server; all on one port."""
 
     def __init__(self, path: Path, count: int) -> None:
+        super().__init__()
         port = open_port(path)
-        self._load, preload = replica_loader(port)
-        self.assets = load_chat_assets(port.source_folder)
         assert port.spec is not None
         self.context, self.vocab = port.spec.max_context, port.geometry.vocab
-        self._plain = Engine(lambda: self._load(0), reuse_prefixes=False)
-        self._reusing = Engine(lambda: self._load(0))
-        setup = ReplicaSetup(load=self._load)
+        self.buckets = port.spec.buckets
+        if len(self.buckets) < 2 or self.buckets[-1] < self.context:
+            raise SystemExit(
+                f"error: {path} has the buckets {self.buckets} and a context of {self.context}.\n"
+                f"hint: Compile one with two, for example --buckets 32,{self.context}."
+            )
+        self.assets = load_chat_assets(port.source_folder)
+        load, preload = replica_loader(port, count)
+        known: dict[str, Any] = {
+            "tokenizer_file": port.source_folder.resolve() / TOKENIZER_FILE,
+            "stop_ids": self.assets.stop_ids,
+        }
+        self._plain = Engine(lambda: load(0), reuse_prefixes=False, **known)
+        self._reusing = Engine(lambda: load(0), **known)
+        self._chunked = Engine(lambda: smaller(load), reuse_prefixes=False, **known)
+        setup = ReplicaSetup(load=load, **known)
         self._pool = Replicas(count, setup, EmbeddedEngine(preload=list(preload)))
-        command = [sys.executable, "-m", "gemma_neuron", "serve-local", str(path), "--port", "0"]
-        self._server = subprocess.Popen(
-            [*command, "--unvalidated"], stdout=subprocess.PIPE, text=True, cwd=ROOT
-        )
+        self._path = path
 
     def __enter__(self) -> Bench:
-        for source in (self._plain, self._reusing, self._pool):
+        for source in (self._plain, self._reusing, self._chunked, self._pool):
             source.start()
-        assert self._server.stdout is not None
-        self._url = json.loads(self._server.stdout.readline())["url"]
-        for source in (self._plain, self._reusing):
+            self.callback(source.close, 10.0)
+        self._url = self.enter_context(served(self._path)).url
+        self._client = self.enter_context(httpx2.Client(timeout=SECONDS))
+        for source in (self._plain, self._reusing, self._chunked):
             if not source.wait_loaded(SECONDS):
                 raise SystemExit(f"not loaded: {source.failure}")
-        self._all_ready()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._server.send_signal(signal.SIGTERM)
-        self._server.wait(60)
-        for source in (self._plain, self._reusing, self._pool):
-            source.close(10.0)
-
     def compare(self, group: int) -> dict[str, Any]:
-        cases = self.cases(random.Random(group))
-        requests = [case.request for case in cases]
-        started = time.monotonic()
+        rng, started = random.Random(group), time.monotonic()
+        cases = draw_cases(rng, self.assets, self.context, self.vocab)
+        requests = [request for case in cases for request in case.requests]
         alone = [run(self._plain, [request])[0] for request in requests]
         before = self._reusing.states()[0].load.prefix_tokens
         found = {"batch": run(self._plain, requests)}
@@ -136,44 +152,81 @@ class Bench:
         found["reused"] = [run(self._reusing, [request])[0] for request in requests]
         found["reused batch"] = run(self._reusing, requests)
         reused = self._reusing.states()[0].load.prefix_tokens - before
-        found["killed"] = self._under_kills(requests, random.Random(-group))
+        found["chunked"] = run(self._chunked, requests)
+        killer = Killer(self._pool, rng, sum(len(made.tokens) for made in alone))
+        found["killed"] = killer.run(requests)
         differing = [
-            {"request": i, "how": how}
+            {"request": i, "how": how, "at": first_difference(one, alone[i])}
             for how, answers in found.items()
-            for i, tokens in enumerate(answers)
-            if tokens != alone[i]
+            for i, one in enumerate(answers)
+            if one != alone[i]
         ]
-        texts = [self.text(case, tokens) for case, tokens in zip(cases, alone, strict=True)]
-        for i, (case, text) in enumerate(zip(cases, texts, strict=True)):
-            for how in (False, True):
-                if served(self._url, {**case.body, "stream": how}) != text:
-                    differing.append({"request": i, "how": f"served, stream {how}"})
         return {
-            "requests": len(cases),
-            "tokens": sum(map(len, alone)),
-            "comparisons": len(cases) * (len(found) + 2),
-            "kills": 1,
+            "requests": len(requests),
+            "tokens": sum(len(made.tokens) for made in alone),
+            "comparisons": len(requests) * (len(found) + 2),
+            "kills": killer.kills,
+            "moved": killer.moved,
             "reused": reused,
-            "differing": differing,
+            "rechunked": sum(len(one.prompt_ids) > self.buckets[-2] for one in requests),
+            "differing": differing + self._served(cases, alone),
             "seconds": round(time.monotonic() - started, 1),
         }
 
-    def _under_kills(
-        self, requests: Sequence[GenerationRequest], rng: random.Random
-    ) -> list[list[int]]:
-        self._all_ready()
-
-        def kill() -> None:
-            time.sleep(rng.uniform(0.05, 1.0))
-            state = rng.choice(self._pool.states())
-            if state.pid:
-                os.kill(state.pid, signal.SIGKILL)
-
-        killer = threading.Thread(target=kill)
-        killer.start()
-        found = run(self._pool, requests)
-        killer.join()
+    def _served(self, cases: Sequence[Case], alone: Sequence[Made]) -> list[dict[str, Any]]:
+        """What the server says otherwise, whole or streamed, several at once."""
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            both = threads.map(self._whole_and_streamed, cases)
+            found, made = [], iter(alone)
+            for case, (whole, streamed) in zip(cases, both, strict=True):
+                for choice, (one, other) in enumerate(zip(whole, streamed, strict=True)):
+                    text, finish = says(self.assets, case, choice, next(made))
+                    for how, told in (("served", one), ("streamed", other)):
+                        if (told.text, told.finish) != (text, finish):
+                            wanted = f"{text[-80:]!r} {finish}"
+                            got = f"{told.text[-80:]!r} {told.finish}"
+                            found.append({"body": case.body, "how": how, "got": got, "not": wanted})
+                    if one.answer != other.answer:
+                        found.append({"body": case.body, "how": "streamed to served"})
         return found
+
+    def _whole_and_streamed(self, case: Case) -> tuple[list[Told], list[Told]]:
+        whole = whole_completion(self._client, self._url, case.body)
+        return whole, stream_completion(self._client, self._url, case.body)
+
+
+def smaller(load: LoadRunner) -> Runner:
+    """A runner that reads prompts without its largest bucket: in several chunks where the port needs one."""
+    runner = load(0)
+    runner.prefill_buckets = runner.prefill_buckets[:-1]
+    return runner
+
+
+class Killer:
+    """Kills replicas in the midst of their answers: each at a moment drawn over the tokens of all of them."""
+
+    def __init__(self, pool: Replicas, rng: random.Random, tokens: int) -> None:
+        self._pool = pool
+        self._at = sorted(rng.randrange(1, max(tokens * 3 // 4, 2)) for _ in range(KILLS))
+        self._told = self.kills = self.moved = 0
+
+    def run(self, requests: Sequence[GenerationRequest]) -> list[Made]:
+        self._all_ready()
+        tickets: list[Ticket] = []
+        found = run(self._pool, requests, self._heard, tickets)
+        self.moved = sum(ticket.moves > 0 for ticket in tickets)
+        return found
+
+    def _heard(self, event: TokenEvent) -> None:
+        """Kill the replica that said this, when it is time."""
+        self._told += event.token is not None
+        if not self._at or self._told < self._at[0]:
+            return
+        state = self._pool.states()[event.replica]
+        if state.phase == "ready" and state.pid:
+            self._at.pop(0)
+            os.kill(state.pid, signal.SIGKILL)
+            self.kills += 1
 
     def _all_ready(self) -> None:
         while any(state.phase != "ready" for state in self._pool.states()):
@@ -181,74 +234,49 @@ class Bench:
                 raise SystemExit(f"replicas failed: {self._pool.failure}")
             time.sleep(0.02)
 
-    def cases(self, rng: random.Random) -> list[Case]:
-        """Turns of five conversations."""
-        out: list[Case] = []
-        while len(out) < GROUP:
-            history = [self.assets.tokenizer.bos_id]
-            for _ in range(GROUP // 5):
-                new = rng.randrange(2, self.context // 4)
-                history += [rng.randrange(110, self.vocab) for _ in range(new)]
-                history = history[: self.context * 7 // 8]
-                out.append(self._case(rng, list(history)))
-        return out
 
-    def _case(self, rng: random.Random, ids: list[int]) -> Case:
-        greedy = rng.random() < 0.5
-        values: dict[str, Any] = {"temperature": 0.0 if greedy else rng.choice([0.7, 1.0, 1.5])}
-        if not greedy:
-            values |= {"top_p": rng.choice([1.0, 0.9]), "top_k": rng.choice([0, 40])}
-        values["frequency_penalty"] = rng.choice([0.0, 0.5])
-        seed, length = rng.randrange(2**31), rng.randrange(2, 50)
-        request = GenerationRequest(
-            prompt_ids=tuple(ids),
-            max_tokens=length,
-            stop_ids=self.assets.stop_ids,
-            sampling=Sampling(seed=seed, **values),
-        )
-        body = {"model": "any", "prompt": ids, "max_tokens": length, "seed": seed, **values}
-        return Case(request, body)
-
-    def text(self, case: Case, tokens: Sequence[int]) -> str:
-        """What the tokens say."""
-        answer = Answer(self.assets, (), Reading())
-        for i, token in enumerate(tokens):
-            stopped = token in case.request.stop_ids
-            last = i == len(tokens) - 1
-            finish: Any = ("stop" if stopped else "length") if last else None
-            answer.feed(TokenEvent(tag=0, token=token, finish=finish))
-        return answer.text
-
-
-def run(source: TokenSource, requests: Sequence[GenerationRequest]) -> list[list[int]]:
-    """The tokens of each, all in the source at once."""
+def run(
+    source: TokenSource,
+    requests: Sequence[GenerationRequest],
+    heard: Callable[[TokenEvent], None] = lambda _: None,
+    handles: list[Any] | None = None,
+) -> list[Made]:
+    """What is made for each, all in the source at once. `handles` gets what `submit` gives."""
     events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
     tokens: list[list[int]] = [[] for _ in requests]
+    scores: list[list[TokenLogprob]] = [[] for _ in requests]
+    ends = ["" for _ in requests]
     for i, request in enumerate(requests):
-        source.submit(replace(request, tag=i), events.put)
-    running = len(requests)
-    while running:
+        handle = source.submit(replace(request, tag=i), events.put)
+        if handles is not None:
+            handles.append(handle)
+    while not all(ends):
         event = events.get(timeout=SECONDS)
+        scores[event.tag] += event.prompt or ()
         if event.token is not None:
             tokens[event.tag].append(event.token)
+        if event.logprob is not None:
+            scores[event.tag].append(event.logprob)
+        heard(event)
         if event.finish is not None:
-            running -= 1
+            ends[event.tag] = event.finish
             if event.finish not in ("stop", "length"):
                 raise SystemExit(f"a request ended with {event.finish}: {event.error}")
-    return tokens
+    return [
+        Made(tuple(one), end, tuple(told))
+        for one, end, told in zip(tokens, ends, scores, strict=True)
+    ]
 
 
-def served(url: str, body: dict[str, Any]) -> str:
-    import httpx2
-
-    with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=SECONDS) as reply:
-        if not body["stream"]:
-            return str(json.loads(reply.read())["choices"][0]["text"])
-        text = ""
-        for line in reply.iter_lines():
-            if line.startswith("data: {"):
-                text += json.loads(line[6:])["choices"][0]["text"]
-        return text
+def first_difference(one: Made, other: Made) -> str:
+    """Where two answers part, for people."""
+    if one.tokens == other.tokens:
+        places = zip(one.scores, other.scores, strict=False)
+        first = next((i for i, (a, b) in enumerate(places) if a != b), None)
+        return f"same tokens, log-probabilities differ from place {first}"
+    places_of = zip(one.tokens, other.tokens, strict=False)
+    at = next((i for i, (a, b) in enumerate(places_of) if a != b), "the shorter one's end")
+    return f"token {at} of {len(other.tokens)}"
 
 
 if __name__ == "__main__":

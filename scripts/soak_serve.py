@@ -3,7 +3,9 @@
 Clients draw what they do: chats whole and streamed, seeded ones that must repeat to the letter, n answers, logprobs, a
 schema, stop strings, requests that must be refused, streams that are left in the middle, connections that are half
 open, bytes that are no request. With --kill-every a replica is killed, each third time stopped. At the end: no answer
-was wrong, missing or another on repetition; the last quarter's memory is the second's within 5 % and 32 MB.
+was wrong, missing or another on repetition; of the moments at which all replicas served, the last quarter has the
+memory (the controller's, and that of all processes), the descriptors and the threads of the second; faults were put
+all the time.
 """
 
 from __future__ import annotations
@@ -14,13 +16,12 @@ import os
 import random
 import signal
 import socket
-import statistics
-import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,12 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import httpx2  # noqa: E402
-import psutil  # noqa: E402
 
-from gemma_neuron.elastic.memory import tree_bytes  # noqa: E402
+from scripts.served import Server, add_result, flatness, served  # noqa: E402
 
 SAMPLE_SECONDS = 5.0
-GROWTH, GROWTH_BYTES = 1.05, 32 * 2**20
+FAULTS_PUT = 0.8
+"""Of those that the time is for; none is put while no replica serves."""
 SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
 WORDS = "what is the capital of France and why do ships need a light on the coast at night".split()
 
@@ -47,33 +48,25 @@ def main() -> int:
     parser.add_argument("--kill-every", type=float, help="seconds between faults")
     parser.add_argument("--results", type=Path, default=Path("soak-serve-results.jsonl"))
     asked = parser.parse_args()
-    command = [sys.executable, "-m", "gemma_neuron", "serve-local", str(asked.port), "--port", "0"]
-    command += ["--unvalidated", "--replicas", str(asked.replicas)]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    assert server.stdout is not None
-    try:
-        soak = Soak(json.loads(server.stdout.readline())["url"], server.pid)
+    with served(asked.port, "--replicas", str(asked.replicas)) as server:
+        soak = Soak(server, asked.replicas)
         total = soak.run(asked.minutes * 60, asked.clients, asked.kill_every, asked.results)
-    finally:
-        server.send_signal(signal.SIGTERM)
-        code = server.wait(120)
-    total["exit_code"] = code
+    total["exit_code"] = server.process.returncode
     print(json.dumps({"total": total}))
-    return 0 if total["good"] and code == 0 else 1
+    return 0 if total["good"] and total["exit_code"] == 0 else 1
 
 
 class Soak:
     """Clients, faults and samples until the time is over."""
 
-    def __init__(self, url: str, pid: int) -> None:
-        self.url, self._pid = url, pid
-        host, _, port = url.removeprefix("http://").rpartition(":")
-        self.address = (host, int(port))
+    def __init__(self, server: Server, replicas: int) -> None:
+        self._server, self._replicas = server, replicas
+        self.url, self.address = server.url, server.address
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.stop = threading.Event()
         self.faults = 0
-        (model,) = httpx2.get(f"{url}/v1/models").json()["data"]
+        (model,) = httpx2.get(f"{self.url}/v1/models").json()["data"]
         self.most_words = max(1, min(12, (model["max_model_len"] - 40) // 6))
         """Of a question: some six tokens each in a small vocabulary, and the template's own."""
 
@@ -89,42 +82,39 @@ class Soak:
         while time.monotonic() < end:
             time.sleep(min(SAMPLE_SECONDS, max(end - time.monotonic(), 0.1)))
             samples.append(self._sample())
-            with results.open("a") as file:
-                file.write(json.dumps(samples[-1]) + "\n")
+            add_result(results, samples[-1])
         self.stop.set()
         for thread in threads:
             thread.join()
-        return self._verdict(samples, seconds)
+        wanted = int(seconds / kill_every * FAULTS_PUT) if kill_every else 0
+        return self._verdict(samples, seconds, wanted)
 
     def _sample(self) -> dict[str, Any]:
         return {
             "time": round(time.time(), 1),
-            "tree_bytes": tree_bytes(self._pid),
-            "controller_bytes": psutil.Process(self._pid).memory_info().rss,
-            "descriptors": psutil.Process(self._pid).num_fds(),
-            "threads": psutil.Process(self._pid).num_threads(),
+            "ready": len(self._server.ready()),
+            **self._server.sample(),
             "requests": sum(self.counts.values()),
             "faults": self.faults,
             "wrong": len(self.wrong),
         }
 
-    def _verdict(self, samples: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-        quarter = max(len(samples) // 4, 1)
-        early, late = samples[quarter : 2 * quarter] or samples, samples[-quarter:]
-        medians = {
-            name: [statistics.median(s[name] for s in part) for part in (early, late)]
-            for name in ("controller_bytes", "tree_bytes", "descriptors")
-        }
-        before, after = medians["controller_bytes"]
-        flat = after <= max(before * GROWTH, before + GROWTH_BYTES)
+    def _verdict(
+        self, samples: list[dict[str, Any]], seconds: float, wanted: int
+    ) -> dict[str, Any]:
+        whole = [sample for sample in samples if sample["ready"] == self._replicas]
+        flat = flatness(whole) if whole else {}
+        enough = bool(whole) and self.faults >= wanted
         return {
-            "good": not self.wrong and flat,
+            "good": not self.wrong and enough and all(found["flat"] for found in flat.values()),
             "seconds": seconds,
             "requests": dict(self.counts),
             "faults": self.faults,
+            "faults_wanted": wanted,
             "wrong": len(self.wrong),
             "first_wrong": self.wrong[:5],
-            "medians_second_and_last_quarter": medians,
+            "samples_at_full_strength": len(whole),
+            "flat": flat,
         }
 
     def _client(self, number: int) -> None:
@@ -145,11 +135,18 @@ class Soak:
     def _break(self, every: float) -> None:
         rng = random.Random(0)
         while not self.stop.wait(every):
-            ready = httpx2.get(f"{self.url}/health/ready").json()["replicas"]
-            if ready:
-                self.faults += 1
-                number = signal.SIGSTOP if self.faults % 3 == 0 else signal.SIGKILL
+            try:
+                self._fault(rng)
+            except Exception as error:  # the next fault is put all the same
+                self.wrong.append(f"fault: {type(error).__name__}: {error}"[:300])
+
+    def _fault(self, rng: random.Random) -> None:
+        ready = self._server.ready()
+        number = signal.SIGSTOP if self.faults % 3 == 2 else signal.SIGKILL
+        if ready:
+            with suppress(ProcessLookupError):  # it has gone by itself since
                 os.kill(rng.choice(ready)["pid"], number)
+                self.faults += 1
 
     # --- what clients do -----------------------------------------------------------------------------
 

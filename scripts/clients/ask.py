@@ -113,15 +113,37 @@ def curl_cases(url: str) -> Iterator[Case]:
         lines = [line for line in posted(body | {"stream": True}, "-N").splitlines() if line]
         return require(len(lines) > 2 and lines[-1] == "data: [DONE]", lines[-3:])
 
+    def first(**more: Any) -> Any:
+        return json.loads(posted(body | more))["choices"][0]
+
+    def tools() -> object:
+        asked = {"messages": ASKED_FOR_WEATHER, "tools": [WEATHER], "tool_choice": "required"}
+        (call,) = first(**asked)["message"]["tool_calls"]
+        return require("city" in json.loads(call["function"]["arguments"]), call)
+
+    def schema() -> object:
+        text = first(response_format=FORMAT)["message"]["content"]
+        return require(set(json.loads(text)) == {"city"}, text)
+
+    def logprobs() -> object:
+        entry = first(logprobs=True, top_logprobs=3)["logprobs"]["content"][0]
+        return require(entry["logprob"] <= 0 and len(entry["top_logprobs"]) == 3, entry)
+
+    def stop() -> object:
+        choice = first(stop=[ANSWER])
+        text = choice["message"]["content"]
+        return require(ANSWER not in text and choice["finish_reason"] == "stop", choice)
+
     def error() -> object:
         status = posted(body | {"best_of": 3}, "-o", "/dev/null", "-w", "%{http_code}")
         return require(status == "400", status)
 
-    for case in (chat, streamed, error):
+    for case in (chat, streamed, tools, schema, logprobs, stop, error):
         yield case.__name__, case
 
 
 def langchain_cases(url: str) -> Iterator[Case]:
+    import openai
     from langchain_openai import ChatOpenAI
 
     made: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": "none", "model": MODEL}
@@ -149,7 +171,17 @@ def langchain_cases(url: str) -> Iterator[Case]:
         found = model.bind(logprobs=True).invoke(QUESTION).response_metadata["logprobs"]
         return require(found["content"][0]["logprob"] <= 0, found)
 
-    for case in (chat, streamed, tools, schema, logprobs):
+    def stop() -> object:
+        text = model.invoke(QUESTION, stop=[ANSWER]).content
+        return require(ANSWER not in text and text, text)
+
+    def error() -> object:
+        try:
+            return require(False, model.bind(extra_body={"mirostat": 2}).invoke(QUESTION))
+        except openai.BadRequestError as found:
+            return require("mirostat" in str(found), found)
+
+    for case in (chat, streamed, tools, schema, logprobs, stop, error):
         yield case.__name__, case
 
 
@@ -170,13 +202,30 @@ def litellm_cases(url: str) -> Iterator[Case]:
         text = "".join(chunk.choices[0].delta.content or "" for chunk in asked(stream=True))
         return require(text == asked().choices[0].message.content, text)
 
+    def tools() -> object:
+        wanted = {"messages": ASKED_FOR_WEATHER, "tools": [WEATHER], "tool_choice": "required"}
+        (call,) = asked(**wanted).choices[0].message.tool_calls
+        return require("city" in json.loads(call.function.arguments), call.function)
+
+    def schema() -> object:
+        text = asked(response_format=FORMAT).choices[0].message.content
+        return require(set(json.loads(text)) == {"city"}, text)
+
+    def logprobs() -> object:
+        entry = asked(logprobs=True, top_logprobs=3).choices[0].logprobs.content[0]
+        return require(entry.logprob <= 0 and len(entry.top_logprobs) == 3, entry)
+
+    def stop() -> object:
+        text = asked(stop=[ANSWER]).choices[0].message.content
+        return require(ANSWER not in text and text, text)
+
     def error() -> object:
         try:
             return require(False, asked(extra_body={"mirostat": 2}))
         except litellm.BadRequestError as found:
             return require("mirostat" in str(found), found)
 
-    for case in (chat, streamed, error):
+    for case in (chat, streamed, tools, schema, logprobs, stop, error):
         yield case.__name__, case
 
 

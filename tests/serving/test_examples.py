@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer.main
 import yaml
 
@@ -47,17 +48,22 @@ def test_the_dockerfile() -> None:
         assert all((root / name).exists() for name in line.split()[:-1]), line
 
 
-def test_the_deployment() -> None:
-    text = (EXAMPLES / "kubernetes-serve.yaml").read_text(encoding="utf-8")
-    deployment, service = yaml.safe_load_all(text)
+@pytest.mark.parametrize("name", ["kubernetes-serve", "kubernetes-replicas"])
+def test_the_deployments(name: str) -> None:
+    text = (EXAMPLES / f"{name}.yaml").read_text(encoding="utf-8")
+    deployment, *budgets, service = yaml.safe_load_all(text)
     pod = deployment["spec"]["template"]["spec"]
     for container in [*pod["initContainers"], *pod["containers"]]:
         check(container["command"][1:])
-    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]
+    labels = deployment["spec"]["selector"]["matchLabels"]
+    assert service["spec"]["selector"] == labels
+    assert all(budget["spec"]["selector"]["matchLabels"] == labels for budget in budgets)
     (server,) = pod["containers"]
     assert server["livenessProbe"]["httpGet"]["path"] == "/health/live"
-    compile(
-        server["readinessProbe"]["exec"]["command"][2].split('"', 1)[1][:-1].replace('\\"', '"'),
-        "probe",
-        "exec",
-    )
+    for probe in (server["startupProbe"], server["readinessProbe"]):
+        said = probe["exec"]["command"][2].split('"', 1)[1][:-1].replace('\\"', '"')
+        compile(said, "probe", "exec")
+        waits = float(re.findall(r"timeout=(\d+)", said)[0])
+        assert probe["timeoutSeconds"] > waits, (
+            "a second is the default, and starting Python takes more"
+        )
