@@ -29,7 +29,7 @@ def main() -> int:
     asked = parser.parse_args()
     port = asked.port or bundled(asked.work, *SHAPE)
     with served(port) as server:
-        command = [asked.tool, "run", f"{server.url}/openapi.json"]
+        command = [asked.tool.absolute(), "run", f"{server.url}/openapi.json"]
         command += ["--checks", "not_a_server_error", "--mode", "all", "--continue-on-failure"]
         command += ["--max-examples", str(asked.count), "--seed", str(asked.seed)]
         command += ["--request-timeout", str(ANSWER_SECONDS), "--no-color"]
