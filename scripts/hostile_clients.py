@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import httpx2  # noqa: E402
+import psutil  # noqa: E402
 
 from gemma_neuron.elastic.memory import resident_bytes, tree  # noqa: E402
 from gemma_neuron.pipeline import open_port  # noqa: E402
@@ -87,6 +88,12 @@ class Trial:
 
     def check(self, attack: Attack) -> str:
         """Put one attack; what it did. Raises Failed."""
+        try:
+            return self._check(attack)
+        except (httpx2.HTTPError, psutil.Error) as error:
+            raise Failed(f"no answer of the server: {type(error).__name__}: {error}") from error
+
+    def _check(self, attack: Attack) -> str:
         quiet = self._well_behaved()
         for pid in self._pids():
             Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak is counted from here
