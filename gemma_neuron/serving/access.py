@@ -62,12 +62,15 @@ class _Answer:
 
 
 class AccessGuard:
-    """ASGI middleware that answers what the rules refuse, in OpenAI's error shape."""
+    """ASGI middleware that answers what the rules refuse, in OpenAI's error shape. `refused` is told each status."""
 
-    def __init__(self, app: App, rules: AccessRules) -> None:
+    def __init__(
+        self, app: App, rules: AccessRules, refused: Callable[[int], None] = lambda _: None
+    ) -> None:
         self._app = app
         self._rules = rules
         self._bodies = Bodies(rules.bodies)
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -79,6 +82,7 @@ class AccessGuard:
                 try:
                     allowed = await self._allowed(held, scope, receive)
                 except ApiError as error:
+                    self._refused(error.status)
                     await _refuse(answer.send, error)
                     return
                 await self._app(scope, allowed, answer.send)

@@ -19,7 +19,7 @@ from uvicorn.server import ServerState
 HEAD_SECONDS = 20.0
 """From connecting, or from the last answer, to a whole request head."""
 SEND_SECONDS = 60.0
-"""For a client to take what has been written to it, some 64 KiB."""
+"""For a client to take anything of what has been written to it."""
 MOST_CONNECTIONS = 4096
 BACKLOG = 256
 """Connections that the event loop may accept in one go, before it looks at the first of them."""
@@ -98,12 +98,23 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread = self.loop.call_later(SEND_SECONDS, self.transport.abort)
+        self._await_reader(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         if self._unread is not None:
             self._unread.cancel()
         super().resume_writing()
+
+    def _await_reader(self, left: int) -> None:
+        self._unread = self.loop.call_later(SEND_SECONDS, self._still_unread, left)
+
+    def _still_unread(self, before: int) -> None:
+        """A whole answer is one write: a slow line has as long as it takes something."""
+        left = self.transport.get_write_buffer_size()
+        if left < before:
+            self._await_reader(left)
+        else:
+            self.transport.abort()
 
     @property
     def idle(self) -> bool:

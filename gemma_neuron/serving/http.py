@@ -40,7 +40,7 @@ def create_app(service: Service, rules: AccessRules | None = None) -> FastAPI:
     _add_completions(app, service)
     add_status(app, service)
     add_page(app)
-    app.add_middleware(AccessGuard, rules=rules or AccessRules())
+    app.add_middleware(AccessGuard, rules=rules or AccessRules(), refused=service.meter.refused)
     return app
 
 

@@ -18,6 +18,13 @@ NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,400})(?:\.\d{1,400})?(?:[eE][+-]?\d{1,3})
 WORDS = {"true": True, "false": False, "null": None}
 DEPTH = 32
 NOTHING = '""'
+SIMPLE = {
+    "string": "string",
+    "number": "NUMBER",
+    "integer": "INTEGER",
+    "boolean": '("true" | "false")',
+    "null": '"null"',
+}
 
 
 class NotACall(Exception):
@@ -128,6 +135,36 @@ def call_grammar(
     return "\n".join([start, *maker.rules, *_any_value(f"<[{quote}]>")]) + "\n"
 
 
+ANNOTATIONS = frozenset({"description", "title", "default", "examples", "$schema", "$comment"})
+"""Keywords that hold a value to nothing."""
+HELD = frozenset({"type", "enum", "properties", "required", "items", "additionalProperties"})
+
+
+def unheld(schema: Any, depth: int = 0) -> str:
+    """What of a tool's parameters `call_grammar` would not hold a call to, as text; empty where it holds all."""
+    if not isinstance(schema, Mapping) or depth > DEPTH:
+        return "a part of the schema is no object, or nested too deeply"
+    for keyword in schema:
+        if keyword not in ANNOTATIONS | HELD:
+            return f"the keyword {str(keyword)[:100]!r} is not held to"
+    choices, kind, properties = (schema.get(k) for k in ("enum", "type", "properties"))
+    if choices is not None:
+        good = isinstance(choices, list) and choices and all(map(_scalar, choices))
+        return "" if good else "an enum of other than strings, numbers and the like is not held to"
+    if kind not in ("object", "array", *SIMPLE):
+        return f"the type {str(kind)[:100]!r} is not held to"
+    inner = [schema["items"]] if kind == "array" and "items" in schema else []
+    if kind == "object":
+        if not isinstance(properties, Mapping) or not properties:
+            return "an object without properties may hold anything"
+        if schema.get("additionalProperties") is not False:
+            return "additionalProperties other than false is not held to"
+        if not all(KEY.fullmatch(str(key)) for key in properties):
+            return "the name of a property cannot be written in a call"
+        inner = list(properties.values())
+    return next((why for part in inner if (why := unheld(part, depth + 1))), "")
+
+
 def _any_value(quote: str) -> list[str]:
     """Rules for values that no schema holds to anything."""
     return [
@@ -169,14 +206,7 @@ class _GrammarMaker:
         if kind == "array":
             item = self.value(schema.get("items"), depth + 1)
             return self._rule(f'"[" "]" | "[" {item} ("," {item})* "]"')
-        simple = {
-            "string": "string",
-            "number": "NUMBER",
-            "integer": "INTEGER",
-            "boolean": '("true" | "false")',
-            "null": '"null"',
-        }
-        return simple.get(str(kind), "anything")
+        return SIMPLE.get(str(kind), "anything")
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> str:
         properties = schema.get("properties")

@@ -13,7 +13,7 @@ from gemma_neuron.serving.answers import Answer, Delta, ToolCall
 from gemma_neuron.serving.api_types import ChatBody
 from gemma_neuron.serving.errors import ApiError
 from gemma_neuron.serving.requests import GenerationRequest, TokenLogprob
-from gemma_neuron.serving.service import Service, collect, failed, run_all, usage
+from gemma_neuron.serving.service import Service, check_prompt, collect, failed, run_all, usage
 from gemma_neuron.serving.streams import EventStream
 from gemma_neuron.serving.tools import grammar_of, reading_of, template_tools
 
@@ -26,14 +26,17 @@ def prompt_ids(service: Service, body: ChatBody) -> list[int]:
     try:
         tools = template_tools(body, assets)
         if guarded:
-            _refuse_control_text(control_text(messages, assets), "messages")
-            _refuse_control_text(control_text(tools or [], assets), "tools")
+            for number, message in enumerate(messages, 1):
+                found = control_text([message], assets)
+                _refuse_control_text(found, "messages", f"Message {number} of {len(messages)} has")
+            _refuse_control_text(control_text(tools or [], assets), "tools", "The tools have")
         ids = assets.prompt_ids(messages, tools=tools, enable_thinking=thinking)
+        check_prompt(ids, service.limits())  # what is too long is not rendered once more
         if guarded:
             found = rendered_control_text(
                 messages, assets, tools=tools, enable_thinking=thinking, ids=ids
             )
-            _refuse_control_text(found, "messages")
+            _refuse_control_text(found, "messages", "The messages, put together, have")
     except TemplateLateError as error:
         raise ApiError(503, f"{error.message} {error.hint}", code="busy") from error
     except TemplateError as error:
@@ -42,13 +45,13 @@ def prompt_ids(service: Service, body: ChatBody) -> list[int]:
     return ids
 
 
-def _refuse_control_text(found: str | None, what: str) -> None:
+def _refuse_control_text(found: str | None, param: str, which: str) -> None:
     if found is not None:
         raise ApiError(
             400,
-            f"The {what} contain the control token {found!r} as text; it would act as one. "
+            f"{which} the control token {found!r} as text; it would act as one. "
             "Remove it, or serve with --allow-control-text.",
-            param=what,
+            param=param,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from gemma_neuron.serving.service import (
 from gemma_neuron.serving.streams import EventStream
 
 MAX_PROMPTS = 64
+MAX_PROMPT_LOGPROBS = 2**19
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ def prepare(service: Service, body: CompletionBody) -> Prepared:
         raise ApiError(
             400, "max_tokens must be at least 1 unless echo is true.", param="max_tokens"
         )
+    scored = body.echo and body.logprobs is not None
     schema = None if body.response_format is None else body.response_format.schema_text
     grammar = None if schema is None else Grammar("json_schema", schema)
     requests: list[GenerationRequest] = []
@@ -61,7 +63,7 @@ def prepare(service: Service, body: CompletionBody) -> Prepared:
             ids,
             max_tokens=wanted,
             logprobs=body.logprobs,
-            prompt_logprobs=body.echo and body.logprobs is not None,
+            prompt_logprobs=scored,
             grammar=grammar,
             first_tag=len(requests),
         )
@@ -69,7 +71,21 @@ def prepare(service: Service, body: CompletionBody) -> Prepared:
         if body.echo:
             echo = prompt if isinstance(prompt, str) else tokenizer.decode(ids)
         echoes += [echo] * body.n
+    if scored:
+        _refuse_many_logprobs(requests, 1 + (body.logprobs or 0))
     return Prepared(tuple(requests), tuple(echoes), total)
+
+
+def _refuse_many_logprobs(requests: Sequence[GenerationRequest], each: int) -> None:
+    """They are held until the last is known: some 120 bytes for each, in a replica and here. Raises ApiError 400."""
+    asked = each * sum(len(request.prompt_ids) for request in requests)
+    if asked > MAX_PROMPT_LOGPROBS:
+        raise ApiError(
+            400,
+            f"echo with logprobs asks for {asked} log-probabilities of prompts; {MAX_PROMPT_LOGPROBS} are "
+            "given at once. Ask for fewer alternatives, or in several requests.",
+            param="logprobs",
+        )
 
 
 def _answers(service: Service, body: CompletionBody, prepared: Prepared) -> dict[int, Answer]:
@@ -110,6 +126,7 @@ async def chunks(
     if want_usage:
         head["usage"] = None
     offsets = [0] * len(answers)
+    echoed: set[int] = set()
     async with stream:
         for i, echo in enumerate(prepared.echoes):
             if echo and body.logprobs is None:
@@ -120,7 +137,8 @@ async def chunks(
                 return
             told = [] if delta.logprob is None else [delta.logprob]
             text = delta.text
-            if body.logprobs is not None and offsets[i] == 0:  # the echo comes with its scores
+            if body.logprobs is not None and i not in echoed:  # the echo comes with its scores
+                echoed.add(i)
                 told, text = [*answers[i].prompt_logprobs, *told], prepared.echoes[i] + text
             if text or told or delta.finish is not None:
                 choice = _choice(i, text, delta.finish)

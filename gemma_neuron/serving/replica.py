@@ -10,6 +10,7 @@ elsewhere. `number` names one try at a request, so that what an earlier try stil
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -144,6 +145,8 @@ class _Talk:
         self._connection = connection
         self._events: list[tuple[int, TokenEvent]] = []
         self._sequences: dict[int, Sequence] = {}
+        self._lock = threading.Lock()
+        """Both threads send, and what one has begun to send must not be broken into."""
 
     def take(self, engine: Engine) -> bool:
         """Do what the controller asks next, if anything within the poll time; False when it asked to close."""
@@ -159,21 +162,28 @@ class _Talk:
         return bool(kind != "close")
 
     def _submit(self, engine: Engine, number: int, request: Any) -> None:
+        ended = threading.Event()
+
         def deliver(event: TokenEvent) -> None:
             self._events.append((number, event))
             if event.finish is not None:
+                ended.set()
                 self._sequences.pop(number, None)
 
         try:
-            # Before it is known here it cannot have ended, whatever the engine's thread does meanwhile.
-            sequence = engine.submit(request, deliver)
+            self._sequences[number] = engine.submit(request, deliver)
         except GrammarError as error:
             event = TokenEvent(tag=request.tag, finish="error", error=str(error))
-            self._connection.send(("events", [(number, event)], Load()))
+            self._send(("events", [(number, event)], Load()))
             return
-        self._sequences[number] = sequence
+        if ended.is_set():  # the engine's thread may have been done before it was known here
+            self._sequences.pop(number, None)
 
     def flush(self, load: Load) -> None:
         """Send what the step brought. Called by the engine's thread, and at the end when that is over."""
         events, self._events = self._events, []
-        self._connection.send(("events", events, load))
+        self._send(("events", events, load))
+
+    def _send(self, message: Any) -> None:
+        with self._lock:
+            self._connection.send(message)

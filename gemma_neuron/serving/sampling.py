@@ -67,6 +67,19 @@ def token_logprob(logits: NDArray[np.float32], token: int, alternatives: int) ->
     return TokenLogprob(token, float(values[token] - total), top)
 
 
+def scored_logprob(
+    logits: NDArray[np.float32], token: int, logprob: float, logsumexp: float, alternatives: int
+) -> TokenLogprob:
+    """As `token_logprob` where the scoring graph gave the sum: only alternatives look at the vocabulary."""
+    top: tuple[tuple[int, float], ...] = ()
+    if alternatives > 0:
+        count = min(alternatives, len(logits))
+        best = np.argpartition(logits, len(logits) - count)[len(logits) - count :]
+        ranked = sorted(best.tolist(), key=lambda i: (-logits[i], i))
+        top = tuple((i, float(logits[i]) - logsumexp) for i in ranked)
+    return TokenLogprob(token, logprob, top)
+
+
 def _adjusted(
     logits: NDArray[np.float32],
     sampling: Sampling,

@@ -88,7 +88,7 @@ class Service:
     ) -> list[GenerationRequest]:
         """One request per choice. Raises ApiError 400 on a prompt, bias or schema that cannot be."""
         limits = self.limits()
-        check_prompt(ids, limits)
+        check_prompt(ids, limits, answer=0 if max_tokens == 0 else 1)
         check_ids(body, limits)
         if grammar is not None:
             try:
@@ -130,7 +130,8 @@ class Service:
         )
 
 
-def check_prompt(ids: Sequence[int], limits: Limits) -> None:
+def check_prompt(ids: Sequence[int], limits: Limits, answer: int = 1) -> None:
+    """Raise ApiError 400 unless a prompt and so many tokens of an answer, 0 or 1, are what the port can hold."""
     if not ids:
         raise ApiError(400, "The prompt has no tokens.", param="prompt")
     wrong = next((i for i in ids if not 0 <= i < limits.vocab), None)
@@ -138,12 +139,12 @@ def check_prompt(ids: Sequence[int], limits: Limits) -> None:
         raise ApiError(
             400, f"Token id {wrong} is not in the vocabulary of {limits.vocab}.", param="prompt"
         )
-    if len(ids) >= limits.max_context:
+    if len(ids) + answer > limits.max_context:
         raise ApiError(
             400,
             f"The prompt has {len(ids)} tokens; this port's context is {limits.max_context} tokens and "
-            "an answer needs at least one. Shorten the prompt, or compile with "
-            f"--max-context {len(ids) + 1} or more.",
+            f"an answer needs at least {answer}. Shorten the prompt, or compile with "
+            f"--max-context {len(ids) + answer} or more.",
             param="prompt",
             code="context_length_exceeded",
         )

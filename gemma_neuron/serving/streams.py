@@ -36,6 +36,9 @@ class EventStream:
         self._meter, self._began = meter, time.monotonic()
         self._deadline = self._began + seconds
         self._last: dict[int, float] = {}
+        self._replica: dict[int, int] = {}
+        """Where each answer's last token came from."""
+        self._running: set[int] = set()
 
         def deliver(event: TokenEvent) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is gone, and so is the reader
@@ -46,10 +49,10 @@ class EventStream:
             for request in requests:
                 sequence = engine.submit(request, deliver)
                 self._sequences[request.tag] = sequence
+                self._running.add(request.tag)
         except BaseException:
             self.close()
             raise
-        self._running = set(self._sequences)
 
     async def __aenter__(self) -> Self:
         return self
@@ -70,7 +73,9 @@ class EventStream:
                     event = await self._queue.get()
             except TimeoutError:
                 text = f"The answer took longer than {self._seconds:g} s."
-                for tag in sorted(self._running):
+                late, self._running = sorted(self._running), set()
+                for tag in late:
+                    self._ended(tag, "timeout")
                     yield TokenEvent(tag=tag, finish="error", error=text)
                 return
             if event.tag not in self._running:
@@ -87,16 +92,25 @@ class EventStream:
             since = self._began if last is None else last
             self._meter.token(event.replica, now - since, first=last is None)
             self._last[event.tag] = now
+            self._replica[event.tag] = event.replica
         if event.finish is not None:
             self._meter.ended(event.replica, now - self._began, event.finish)
+
+    def _ended(self, tag: int, end: str) -> None:
+        """An answer that this side ended."""
+        replica = self._replica.get(tag, 0)
+        self._meter.ended(replica, time.monotonic() - self._began, end)
 
     def end(self, tag: int) -> None:
         """Take no more of one answer: its text met a stop string."""
         self._running.discard(tag)
-        self._meter.ended(0, time.monotonic() - self._began, "stop string")
+        self._ended(tag, "stop string")
         self._engine.cancel(self._sequences[tag])
 
     def close(self) -> None:
-        """Cancel whatever still runs."""
+        """Cancel whatever still runs: its reader has left."""
+        for tag in self._running:
+            self._ended(tag, "left")
+        self._running = set()
         for sequence in self._sequences.values():
             self._engine.cancel(sequence)

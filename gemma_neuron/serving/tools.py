@@ -8,7 +8,7 @@ from gemma_neuron.chat import ChatAssets
 from gemma_neuron.serving.answers import CHAT, Reading
 from gemma_neuron.serving.api_types import ChatBody
 from gemma_neuron.serving.errors import ApiError
-from gemma_neuron.serving.notation import call_grammar
+from gemma_neuron.serving.notation import call_grammar, unheld
 from gemma_neuron.serving.requests import Grammar
 
 
@@ -16,6 +16,7 @@ def template_tools(body: ChatBody, assets: ChatAssets) -> list[dict[str, Any]] |
     """What the template renders as tools. Raises ApiError 400 where it, or its family, knows none."""
     if not body.offered:
         return None
+    refuse_unheld(body)
     if not assets.need_template().knows_tools or marks(assets) is None:
         raise ApiError(
             400,
@@ -24,6 +25,20 @@ def template_tools(body: ChatBody, assets: ChatAssets) -> list[dict[str, Any]] |
             code="unsupported_parameter",
         )
     return [tool.model_dump(exclude_none=True, exclude={"strict"}) for tool in body.offered]
+
+
+def refuse_unheld(body: ChatBody) -> None:
+    """Raise ApiError 400 for a strict tool whose parameters no call would be held to."""
+    for index, tool in enumerate(body.tools):
+        if not tool.function.strict or tool not in body.offered:
+            continue
+        why = "tool_choice 'auto' holds no call to its parameters; ask for it by tool_choice"
+        if body.tool_choice != "auto":
+            why = unheld(tool.function.parameters or {})
+        if why:
+            name = f"tools.{index}.function.strict"
+            text = f"The parameter {name!r} is not implemented by this server here: {why}."
+            raise ApiError(400, text, param=name, code="unsupported_parameter")
 
 
 def marks(assets: ChatAssets) -> tuple[int, int, int] | None:

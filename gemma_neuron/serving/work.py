@@ -8,7 +8,7 @@ import numpy as np
 
 from gemma_neuron.serving.grammar import GrammarError
 from gemma_neuron.serving.requests import FinishReason, Load, TokenEvent, TokenLogprob
-from gemma_neuron.serving.sampling import Ints, choose, token_logprob
+from gemma_neuron.serving.sampling import Ints, choose, scored_logprob, token_logprob
 from gemma_neuron.serving.scheduler import Scheduler, Sequence
 from gemma_neuron.serving.slots import Slots
 
@@ -110,7 +110,13 @@ class Work:
             sequence.prompt_scores.append(TokenLogprob(ids[0], None))
         wanted = sequence.request.logprobs or 0
         for row in range(min(end, len(ids) - 1) - start):
-            found = token_logprob(scores.logits[row], targets[row], wanted)
+            found = scored_logprob(
+                scores.logits[row],
+                targets[row],
+                float(scores.target_logprob[row]),
+                float(scores.logsumexp[row]),
+                wanted,
+            )
             sequence.prompt_scores.append(found)
         last: NDArray[np.float32] = scores.logits[end - start - 1]
         return last

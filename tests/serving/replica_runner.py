@@ -69,7 +69,7 @@ def make(
     if broken:
         raise CompileError("The graph is of another machine.", "Compile again.")
     if lingers:  # its process does not end by itself
-        threading.Thread(target=time.sleep, args=(120,)).start()
+        threading.Thread(target=time.sleep, args=(120,), daemon=False).start()
     if holds:
         return Holding(holds)
     if closes is not None:

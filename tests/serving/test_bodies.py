@@ -11,12 +11,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
+import numpy as np
+import openai
 import pytest
 from pydantic import ValidationError
 
 from gemma_neuron.serving.access import AccessRules
 from gemma_neuron.serving.api_types import ChatBody, CompletionBody
 from gemma_neuron.serving.bodies import MAX_VALUES, BodyLimits
+from gemma_neuron.serving.sampling import scored_logprob, token_logprob
 from tests.serving.server import USER, RunningServer, chat, running
 
 JSON = {"content-type": "application/json"}
@@ -94,7 +97,8 @@ def test_a_costly_body_costs_neither_memory_nor_time(free: RunningServer, name: 
 def test_commas_and_brackets_within_a_text_are_no_values(free: RunningServer) -> None:
     said = '{[,"\\' * 70_000
     body = json.dumps({"messages": [{"role": "user", "content": said}]})
-    reply = httpx2.post(f"{free.url}/v1/chat/completions", content=body, headers=JSON)
+    url = f"{free.url}/v1/chat/completions"
+    reply = httpx2.post(url, content=body, headers=JSON, timeout=120)
     assert reply.json()["error"]["code"] == "context_length_exceeded"
 
 
@@ -146,6 +150,56 @@ def test_a_body_that_waits_for_an_answer_to_begin_counts(folder: Path) -> None:
         server.runner.step_seconds = 0.0
         assert status_of(slow) == 200
         assert status_of(begun(server, 20_000, 20_000)) == 400
+
+
+IDS = [2, *range(110, 365)]
+"""As long as the context."""
+
+
+def test_a_prompt_that_needs_no_answer_may_fill_the_context(free: RunningServer) -> None:
+    client = free.client()
+    options: dict[str, Any] = {"model": "any", "prompt": IDS, "echo": True, "logprobs": 0}
+    answer = client.completions.create(max_tokens=0, **options)
+    assert len(answer.choices[0].logprobs.token_logprobs) == len(IDS) == 256
+    with pytest.raises(openai.BadRequestError, match="at least 1"):
+        client.completions.create(max_tokens=1, **options)
+
+
+def test_log_probabilities_of_prompts_are_bounded_and_the_graphs_own(
+    free: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = free.client()
+    options: dict[str, Any] = {"model": "any", "echo": True, "max_tokens": 0}
+    monkeypatch.setattr("gemma_neuron.serving.openai_completions.MAX_PROMPT_LOGPROBS", 100)
+    with pytest.raises(openai.BadRequestError, match=r"150 log-prob.*100 are") as caught:
+        client.completions.create(prompt=[IDS[:10], IDS[:15]], logprobs=5, **options)
+    assert caught.value.param == "logprobs"
+    monkeypatch.setattr("gemma_neuron.serving.work.token_logprob", None)  # looks at all logits
+    answer = client.completions.create(prompt=IDS[:20], logprobs=4, **options)
+    found = answer.choices[0].logprobs
+    assert len(found.tokens) == 20
+    assert all(len(top) <= 4 for top in found.top_logprobs[1:])
+
+
+def test_scored_tokens_are_what_all_logits_say() -> None:
+    rng = np.random.default_rng(1)
+    logits = (rng.normal(size=500) * 3).astype(np.float32)
+    wanted = token_logprob(logits, 7, 5)
+    total = float(np.log(np.exp(logits.astype(np.float64)).sum()))
+    found = scored_logprob(logits, 7, float(logits[7]) - total, total, 5)
+    assert [token for token, _ in found.top] == [token for token, _ in wanted.top]
+    assert found.logprob == pytest.approx(wanted.logprob)
+    assert [value for _, value in found.top] == pytest.approx([value for _, value in wanted.top])
+
+
+def test_a_streamed_echo_without_text_is_told_once(free: RunningServer) -> None:
+    stream = free.client().completions.create(
+        model="any", prompt=[2], echo=True, logprobs=0, max_tokens=3, stream=True
+    )
+    found = [chunk.choices[0].logprobs for chunk in stream]
+    tokens = [token for one in found if one is not None for token in one.tokens or []]
+    assert tokens.count("<bos>") == 1
+    assert len(tokens) == 4
 
 
 HALF = "\\ud800"

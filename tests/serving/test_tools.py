@@ -250,3 +250,45 @@ def test_the_notation() -> None:
             read_call(text)
     with pytest.raises(NotACall):
         read_call("call:f{a:" + "[" * 100_000)
+
+
+def strict(**schema: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "additionalProperties": False, **schema}
+    return {"type": "function", "function": {"name": "f", "strict": True, "parameters": parameters}}
+
+
+UNHELD: dict[str, tuple[dict[str, Any], str, str]] = {
+    "auto": (strict(properties={"a": {"type": "string"}}), "auto", "tool_choice 'auto'"),
+    "pattern": (
+        strict(properties={"a": {"type": "string", "pattern": "x"}}),
+        "required",
+        "pattern",
+    ),
+    "types": (strict(properties={"a": {"type": ["string", "null"]}}), "required", "the type"),
+    "any of": (strict(properties={"a": {"anyOf": [{"type": "null"}]}}), "required", "anyOf"),
+    "deep": (
+        strict(properties={"a": {"type": "array", "items": {"$ref": "#"}}}),
+        "required",
+        "$ref",
+    ),
+    "open": (strict(properties={}), "required", "without properties"),
+}
+
+
+@pytest.mark.parametrize("name", UNHELD)
+def test_a_strict_tool_that_no_call_would_be_held_to_is_refused(
+    rambling: RunningServer, name: str
+) -> None:
+    tool, choice, words = UNHELD[name]
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(rambling, tools=[tool], tool_choice=choice)
+    assert caught.value.param == "tools.0.function.strict"
+    assert words in str(caught.value)
+
+
+def test_a_strict_tool_that_calls_are_held_to_is_taken(rambling: RunningServer) -> None:
+    inner = {"type": "array", "items": {"type": "integer"}, "description": "numbers"}
+    tool = strict(properties={"a": {"enum": ["x", 1]}, "b": inner}, required=["a", "b"])
+    answer = chat(rambling, tools=[tool], tool_choice="required", max_tokens=60)
+    assert answer.choices[0].finish_reason in ("tool_calls", "length")
+    assert chat(rambling, tools=[tool], tool_choice="none", max_tokens=2)
