@@ -68,7 +68,7 @@ def make(
     time.sleep(load)
     if broken:
         raise CompileError("The graph is of another machine.", "Compile again.")
-    if lingers:  # its process does not end by itself
+    if lingers and index == 0:  # its process does not end by itself
         threading.Thread(target=time.sleep, args=(120,), daemon=False).start()
     if holds:
         return Holding(holds)
