@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import errno
 import os
+import queue
 import re
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from gemma_neuron.artifacts import free_bytes, sync_folder
 from gemma_neuron.errors import DiskFullError
@@ -162,8 +162,58 @@ class _StoppedError(Exception):
     """Another part failed, or the process is to end."""
 
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def all_of(
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    workers: int,
+    stop: threading.Event | None = None,
+) -> list[Result]:
+    """`work` of each item, several at once. The first error, or a signal, ends it and sets `stop`.
+
+    The threads are daemons, which an executor's are not, and nobody waits for them then: one that waits for a server
+    that does not answer keeps no process from ending.
+    """
+    stop = stop or threading.Event()
+    waiting, results = iter(enumerate(items)), dict[int, Result]()
+    ends: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    lock = threading.Lock()
+
+    def run() -> None:
+        try:
+            while not stop.is_set():
+                with lock:
+                    number, item = next(waiting, (-1, None))
+                if number < 0:
+                    break
+                results[number] = work(cast(Item, item))
+            ends.put(None)
+        except BaseException as error:
+            ends.put(error)
+
+    threads = [
+        threading.Thread(target=run, name="transfer", daemon=True)
+        for _ in range(min(workers, len(items)))
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            error = ends.get()
+            if error is not None:
+                raise error
+    except BaseException:
+        stop.set()
+        raise
+    return [results[number] for number in range(len(items))]
+
+
 class _Run:
-    """One process's work on a transfer."""
+    """One process's work on a transfer. Threads that nobody waits for any more may come back late: they write nothing
+    then."""
 
     def __init__(
         self, transfer: Transfer, handle: int, fetch: Fetch, retry: Retry, progress: Progress
@@ -171,52 +221,65 @@ class _Run:
         self.transfer, self.handle = transfer, handle
         self.fetch, self.retry, self.progress = fetch, retry, progress
         self.lock, self.stop = threading.Lock(), threading.Event()
+        self.writing = threading.Semaphore(WORKERS)
+        """Each write holds one, and the end all for a moment: no file is closed, and its number given to another, while
+        a thread writes."""
 
     def run(self) -> list[str]:
         logged = self.transfer._logged()
-        with (
-            self.transfer._log.open("a" if logged else "w", encoding="ascii") as self.log,
-            ThreadPoolExecutor(WORKERS) as pool,
-        ):
+        with self.transfer._log.open("a" if logged else "w", encoding="ascii") as self.log:
             if not logged:
                 self._write_line(self.transfer._head())
             numbers = range(self.transfer.parts)
-            waiting = [pool.submit(self._part, number, logged.get(number)) for number in numbers]
             try:
-                return [future.result() for future in waiting]
-            except BaseException:
+                return all_of(
+                    lambda number: self._part(number, logged.get(number)),
+                    numbers,
+                    WORKERS,
+                    self.stop,
+                )
+            finally:
                 self.stop.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+                for _ in range(WORKERS):
+                    self.writing.acquire()
+                self.writing.release(WORKERS)
 
     def _part(self, number: int, logged: str | None) -> str:
         if logged is not None and self._digest_on_disk(number) == logged:
-            self._arrived(self.transfer._length(number))
+            with self.writing:
+                self._go_on()
+                self._arrived(self.transfer._length(number))
             return logged
         start, count = number * self.transfer.part_bytes, self.transfer._length(number)
         hasher, done = self.transfer.new_hash(), 0
-        for attempt in retrying(self.retry):
+        for attempt in retrying(lambda error: not self.stop.is_set() and self.retry(error)):
             with attempt:
+                self._go_on()
                 for piece in self.fetch(start + done, count - done) if done < count else ():
-                    if self.stop.is_set():
-                        raise _StoppedError
                     kept = piece[: count - done]
                     self._write(kept, start + done)
                     hasher.update(kept)
                     done += len(kept)
-                    self._arrived(len(kept))
                 if done < count:
                     raise CutShortError(f"{done:,} of {count:,} bytes came")
         digest = hasher.hexdigest()
-        with self.lock:
+        with self.writing, self.lock:
+            self._go_on()
             self._write_line(f"{number} {digest}")
         return digest
 
+    def _go_on(self) -> None:
+        if self.stop.is_set():
+            raise _StoppedError
+
     def _write(self, piece: bytes, offset: int) -> None:
-        view = memoryview(piece)
-        while view:
-            written = os.pwrite(self.handle, view, offset)
-            view, offset = view[written:], offset + written
+        with self.writing:
+            self._go_on()
+            view = memoryview(piece)
+            while view:
+                written = os.pwrite(self.handle, view, offset)
+                view, offset = view[written:], offset + written
+            self._arrived(len(piece))
 
     def _write_line(self, line: str) -> None:
         self.log.write(line + "\n")

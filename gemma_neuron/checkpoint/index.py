@@ -7,7 +7,6 @@ Nothing is raised for what a file says; findings are collected so that one run s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,6 +28,7 @@ from gemma_neuron.errors import CheckpointError
 from gemma_neuron.regular_files import VANISHED, FileState, RefusedFileError, changed, require_same
 from gemma_neuron.reports import Finding, FindingKind
 from gemma_neuron.strict_json import BadJsonError
+from gemma_neuron.transfer import all_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,8 +116,7 @@ class CheckpointIndex:
         """As `read_values`, in the same order; from a remote source several at a time."""
         if not self.source.files.remote:
             return [self.read_values(entry) for entry in entries]
-        with ThreadPoolExecutor(READERS) as pool:
-            return list(pool.map(self.read_values, entries))
+        return all_of(self.read_values, entries, READERS)
 
 
 def exactly(file: OpenFile, count: int, entry: TensorEntry, offset: int) -> bytes:

@@ -11,7 +11,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from gemma_neuron.transfer import (
     WORKERS,
     Progress,
     Transfer,
+    all_of,
     disk_errors,
     retrying,
 )
@@ -220,5 +220,4 @@ def _md5_of_ranges(path: Path, size: int, step: int) -> list[str]:
                 left -= len(piece)
         return hasher.hexdigest()
 
-    with ThreadPoolExecutor(WORKERS) as pool:
-        return list(pool.map(digest, range(0, max(size, 1), max(step, 1))))
+    return all_of(digest, range(0, max(size, 1), max(step, 1)), WORKERS)

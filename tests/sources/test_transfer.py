@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,3 +115,51 @@ def test_disk_errors_carry_numbers(tmp_path: Path) -> None:
     assert caught.value.exit_code == 8
     with pytest.raises(DiskFullError, match=r"bytes are free"), disk_errors(tmp_path, "Fetching x"):
         raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class Hanging(Server):
+    """Does not answer for any part but the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = threading.Event()
+
+    def fetch(self, offset: int, count: int) -> Iterator[bytes]:
+        if offset:
+            self.over.wait(30)
+        yield from super().fetch(offset, count)
+
+
+@pytest.mark.parametrize("how", ["signal", "error"])
+def test_nobody_waits_for_a_server_that_does_not_answer(tmp_path: Path, how: str) -> None:
+    """Ctrl-C, or another part that failed for good. What comes back late is not written any more."""
+    server, what = Hanging(), transfer(tmp_path)
+    if how == "error":
+        server.errors.append(ValueError("for good"))
+    else:
+        threading.Timer(0.5, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+    started = time.monotonic()
+    with pytest.raises(ValueError if how == "error" else KeyboardInterrupt):
+        run(server, what)
+    assert time.monotonic() - started < 5
+    log = tmp_path / "file.partial.parts"
+    before = log.read_text(), what.partial.read_bytes()
+    server.over.set()
+    late = [thread for thread in threading.enumerate() if thread.name == "transfer"]
+    for thread in late:
+        thread.join(10)
+    assert late and (log.read_text(), what.partial.read_bytes()) == before
+
+
+def test_after_a_signal_nothing_is_tried_again(tmp_path: Path) -> None:
+    server, what = Server(), transfer(tmp_path)
+    server.errors = [ConnectionError()] * 1000
+    threading.Timer(0.5, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        run(server, what)
+    for thread in threading.enumerate():
+        if thread.name == "transfer":
+            thread.join(10)
+    asked = len(server.asked)
+    time.sleep(0.5)
+    assert len(server.asked) == asked <= 8 * 4, "of six tries of each part"
