@@ -17,6 +17,7 @@ import botocore.exceptions as failures
 import botocore.session
 from botocore.config import Config
 from botocore.loaders import create_loader
+from botocore.parsers import ResponseParserError
 
 from gemma_neuron import __version__
 from gemma_neuron.errors import AccessError
@@ -30,6 +31,7 @@ LOST = (
     failures.ResponseStreamingError,
     failures.IncompleteReadError,
     failures.FlexibleChecksumError,
+    ResponseParserError,  # a page of a proxy, or an answer damaged on its way; botocore's only error without a base
 )
 NO_CREDENTIALS = (
     failures.NoCredentialsError,
@@ -117,6 +119,11 @@ def no_credentials(error: Exception) -> AccessError:
 
 def error_code(error: failures.ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def error_status(error: failures.ClientError) -> int:
+    """The answer's HTTP status; 0 where there was none."""
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def error_text(error: failures.ClientError) -> str:

@@ -15,7 +15,15 @@ import botocore.exceptions as failures
 from botocore.config import Config
 
 from gemma_neuron import aws
-from gemma_neuron.aws import BAD_CREDENTIALS, LOST, NO_CREDENTIALS, RENEW, error_code, error_text
+from gemma_neuron.aws import (
+    BAD_CREDENTIALS,
+    LOST,
+    NO_CREDENTIALS,
+    RENEW,
+    error_code,
+    error_status,
+    error_text,
+)
 from gemma_neuron.errors import AccessError, GemmaNeuronError, NetworkError, SourceNotFoundError
 from gemma_neuron.transfer import WORKERS, CutShortError
 
@@ -25,17 +33,10 @@ WRITE_RIGHTS = (
     "s3:GetObject, s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload, s3:ListMultipartUploadParts and "
     "s3:ListBucketMultipartUploads (kms:GenerateDataKey and kms:Decrypt if encrypted)"
 )
-BUSY = (
-    "SlowDown",
-    "RequestTimeout",
-    "InternalError",
-    "ServiceUnavailable",
-    "Throttling",
-    "503",
-    "500",
-    "502",
-    "504",
-)
+BUSY = ("SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling")
+BUSY_STATUS = (408, 429)
+"""And all from 500 on but NOT_IMPLEMENTED, whatever a store calls its trouble."""
+NOT_IMPLEMENTED = 501
 
 
 def s3_client() -> Any:
@@ -59,9 +60,19 @@ def s3_client() -> Any:
 
 def worth_retrying(error: Exception) -> bool:
     """Whether a transfer may go on after this error; boto3 itself retries single requests."""
-    return isinstance(error, LOST) or (
-        isinstance(error, failures.ClientError) and error_code(error) in BUSY
-    )
+    return isinstance(error, LOST) or (isinstance(error, failures.ClientError) and _busy(error))
+
+
+def not_implemented(error: failures.ClientError) -> bool:
+    """Whether the store does not know what was asked of it."""
+    return error_status(error) == NOT_IMPLEMENTED or error_code(error) == "NotImplemented"
+
+
+def _busy(error: failures.ClientError) -> bool:
+    status = error_status(error)
+    if not_implemented(error):
+        return False
+    return error_code(error) in BUSY or status >= 500 or status in BUSY_STATUS
 
 
 @contextmanager
@@ -125,7 +136,7 @@ def _refused(error: failures.ClientError, uri: str, bucket: str, writing: bool) 
             f"{uri}: the bucket is in another region ({said}).",
             "Set AWS_REGION to the bucket's region.",
         )
-    if code in BUSY:
+    if _busy(error):
         return NetworkError(
             f"{uri}: the store kept answering {code}: {said}", "Run the same command later."
         )

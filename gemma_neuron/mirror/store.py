@@ -17,9 +17,11 @@ from typing import Any
 
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
+from botocore.parsers import ResponseParserError
 
 from gemma_neuron.aws import error_code
-from gemma_neuron.mirror.client import s3_client, s3_errors, worth_retrying
+from gemma_neuron.errors import AccessError
+from gemma_neuron.mirror.client import not_implemented, s3_client, s3_errors, worth_retrying
 from gemma_neuron.mirror.location import S3Location
 from gemma_neuron.transfer import CutShortError, retrying
 
@@ -60,6 +62,8 @@ class Store:
     def __init__(self, location: S3Location, bucket_owner: str = "") -> None:
         self.location = location
         self.client = s3_client()
+        self.conditional = True
+        """Whether writes name conditions: until `honours_conditions` has found that the store knows none."""
         self._always: dict[str, str] = {"Bucket": location.bucket}
         if bucket_owner:
             self._always["ExpectedBucketOwner"] = bucket_owner
@@ -91,6 +95,8 @@ class Store:
             data = body.read(SMALL_LIMIT + 1)
         if len(data) != answer["ContentLength"] and len(data) <= SMALL_LIMIT:
             raise CutShortError(f"{len(data)} of {answer['ContentLength']} bytes came")
+        if not {"ETag", "LastModified"} <= set(answer):
+            raise ResponseParserError("an object without ETag or Last-Modified")
         now = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
         return Stored(data, answer["ETag"], _age(now, answer["LastModified"]))
 
@@ -124,6 +130,8 @@ class Store:
         so `data` must be this writer's alone.
         """
         condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
+        if not self.conditional:
+            condition = {}
         with self.errors(writing=True):
             try:
                 return str(self.client.put_object(**self.at(key), Body=data, **condition)["ETag"])
@@ -154,12 +162,21 @@ class Store:
         """Whether the store refuses a write whose condition does not hold: asked with an object of no meaning."""
         key = f".probe-{uuid.uuid4().hex}"
         try:
+            self.conditional = self._probed(key)
+        finally:
+            self.delete(key)
+        return self.conditional
+
+    def _probed(self, key: str) -> bool:
+        try:
             etag = self.put_if(key, b"first", None)
             return all(self._refuses(key, other) for other in (None, f'"{"0" * 32}"')) and not (
                 self._refuses(key, etag)
             )
-        finally:
-            self.delete(key)
+        except AccessError as error:
+            if isinstance(error.__cause__, ClientError) and not_implemented(error.__cause__):
+                return False
+            raise
 
     def _refuses(self, key: str, etag: str | None) -> bool:
         try:
@@ -168,16 +185,22 @@ class Store:
             return True
         return False
 
-    def listing(self) -> Iterator[tuple[str, int]]:
+    def listing(self) -> list[tuple[str, int]]:
         """(key, bytes) of all objects."""
-        base = self.location.key("")
         with self.errors():
-            pages = self.client.get_paginator("list_objects_v2").paginate(
-                **self._always, Prefix=base
-            )
-            for page in pages:
-                for found in page.get("Contents", []):
-                    yield found["Key"][len(base) :], found["Size"]
+            for attempt in retrying(worth_retrying):
+                with attempt:
+                    return list(self._listed())
+        raise AssertionError("unreachable")
+
+    def _listed(self) -> Iterator[tuple[str, int]]:
+        base = self.location.key("")
+        pages = self.client.get_paginator("list_objects_v2").paginate(**self._always, Prefix=base)
+        for page in pages:
+            if "Name" not in page:  # as no listing is: a proxy's page would be read as an empty one
+                raise ResponseParserError(f"a listing that names no bucket: {sorted(page)}")
+            for found in page.get("Contents", []):
+                yield found["Key"][len(base) :], found["Size"]
 
     def stream(self, key: str, offset: int, count: int, etag: str | None = None) -> Iterator[bytes]:
         """The bytes of a range, in pieces; of the object with this ETag alone, if one is given.

@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from gemma_neuron.errors import GemmaNeuronError, NotMirroredError, OwnerLostError
@@ -22,6 +23,7 @@ LEFT_SECONDS = 5.0
 LONGEST_WAIT, DOUBLINGS = 30.0, 5
 """Seconds between two tries while the store is in trouble, and after how many troubles in a row they are reached."""
 JOIN_SECONDS, RELEASE_SECONDS = 0.25, 5.0
+"""Between two looks whether a thread has ended; how long all of them get for a request under way, once told to stop."""
 
 Push = Callable[[], bool]
 """Sends what waits; whether there was nothing. What it raises of the store, the disk or a file is tried again."""
@@ -83,9 +85,10 @@ class Uploads:
         self._wait(grace, left)
         self._stop.set()
         self.wake()
+        end = time.monotonic() + RELEASE_SECONDS
         for thread in self._threads:
             if thread.is_alive():  # one that connected at the very end may not have started
-                thread.join(RELEASE_SECONDS)
+                thread.join(max(0.0, end - time.monotonic()))
         remaining = left()
         self.owner.release()
         if self.lost is not None:
@@ -120,7 +123,9 @@ class Uploads:
             except OwnerLostError as error:
                 self._give_up(error)
                 return
-            except (GemmaNeuronError, OSError) as error:
+            except (
+                Exception
+            ) as error:  # whatever it is: a thread that ends mirrors nothing from then on
                 troubles += 1
                 self._say(error)
                 self._stop.wait(
@@ -134,13 +139,16 @@ class Uploads:
 
     def _give_up(self, error: OwnerLostError) -> None:
         self.lost = error
-        self.tell(f"warning: {error.message}")
-        self._noted("owner_lost", {})
+        with suppress(OSError):
+            self.tell(f"warning: {error.message}")
+            self._noted("owner_lost", {})
 
     def _say(self, error: Exception) -> None:
-        self._trouble = str(error)
+        known = isinstance(error, GemmaNeuronError | OSError)
+        self._trouble = str(error) if known else f"{type(error).__name__}: {error}"
         now = time.monotonic()
         if now - self._said >= SAY_SECONDS:
             self._said = now
-            self.tell(f"warning: the mirror is behind, trying on: {error}")
-            self._noted("mirror_stalled", {"why": str(error)})
+            with suppress(OSError):  # the terminal is closed, or the disk is full
+                self.tell(f"warning: the mirror is behind, trying on: {self._trouble}")
+                self._noted("mirror_stalled", {"why": self._trouble})

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import botocore.exceptions as failures
-from botocore.parsers import ResponseParserError
 
 from gemma_neuron import aws
 from gemma_neuron.errors import (
@@ -86,7 +85,7 @@ def asking(region: str, doing: str) -> Iterator[None]:
         if kind == "setup" and status >= 500:
             kind = "unknown"
         raise Refused(kind, code, said, region=region, doing=doing) from error
-    except (*aws.LOST, ResponseParserError) as error:
+    except aws.LOST as error:
         name = type(error).__name__
         raise Refused("unknown", name, str(error)[:300], region=region, doing=doing) from error
     except failures.BotoCoreError as error:
