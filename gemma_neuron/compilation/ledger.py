@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from gemma_neuron.artifacts import Manifest, digest_json
 from gemma_neuron.backends.base import UnitSpec
@@ -31,9 +33,16 @@ def committed(port: Port, unit: UnitSpec) -> Found | None:
         facts = unit_set.verify().facts
     except IntegrityError as error:
         return Found("", "", {}, problem=error.message)
-    if facts.get("key", {}).get("shape") != unit.name:
+    try:
+        said = Facts.model_validate(facts)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        return Found(
+            "", "", {}, problem=f"its manifest does not say what it was built from: {where}"
+        )
+    if said.key.get("shape") != unit.name:
         return Found("", "", {}, problem="its folder holds another unit")
-    return Found(facts["shortcut"], facts["key_digest"], facts["key"])
+    return Found(said.shortcut, said.key_digest, said.key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +51,20 @@ class Taken:
     be corrected by the two."""
 
     life: int
-    seconds: float = 0.0
-    host_peak_bytes: int = 0
-    host_model_bytes: int = 0
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    host_peak_bytes: NonNegativeInt = 0
+    host_model_bytes: NonNegativeInt = 0
+
+
+class Facts(BaseModel):
+    """What a unit's manifest says of it. It may come from a bucket, so it is read like anything from outside."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    shortcut: str
+    key_digest: str
+    key: dict[str, str]
+    built: Taken
 
 
 def artefact_digest(manifest: Manifest) -> str:
@@ -57,16 +77,16 @@ def settle(port: Port, units: Iterable[UnitSpec]) -> None:
 
     What such a line says stands in the unit's manifest too, so each artefact has exactly one.
     """
-    known = {line.get("digest") for line in port.ledger() if line.get("outcome") == "built"}
+    known = [line.get("digest") for line in port.ledger() if line.get("outcome") == "built"]
     for unit in units:
         try:
             manifest = port.unit_set(unit).manifest()
-        except IntegrityError:
+            if manifest is None or artefact_digest(manifest) in known:
+                continue
+            said = Facts.model_validate(manifest.facts)
+        except (IntegrityError, ValidationError):
             continue  # it does not count, and is built again
-        if manifest is not None and artefact_digest(manifest) not in known:
-            facts = manifest.facts
-            taken = Taken(**facts["built"])
-            record(port, unit, "built", taken, key=facts["key"], key_digest=facts["key_digest"])
+        record(port, unit, "built", said.built, key=said.key, key_digest=said.key_digest)
 
 
 def life(port: Port) -> int:
@@ -124,6 +144,7 @@ def _entries(port: Port, phase: str) -> list[dict[str, Any]]:
         if line.get("outcome") == "built"
         and str(line.get("unit", "")).startswith(phase)
         and isinstance(line.get("fields"), dict)
+        and all(isinstance(value, str) for value in line["fields"].values())
     ]
 
 

@@ -34,6 +34,7 @@ class Task(Protocol):
     def log(self) -> Path: ...
 
 
+KERNEL = "killed by the kernel"
 Job = TypeVar("Job", bound=Task)
 Result = TypeVar("Result")
 
@@ -213,11 +214,13 @@ class Schedule(Generic[Job, Result]):
         passing = isinstance(error, ReplicaDownError | CompilerFaultError)
         if passing and self._memory.killed_by_kernel():
             self._events.emit("oom_killed", **facts, why=str(error))
-            self._short_of_memory(running, "killed by the kernel")
+            # A unit that had no company may have died of what others on the machine took: once it is tried again.
+            again = running.company or not self._poison.count(job.name, KERNEL)
+            self._short_of_memory(running, KERNEL, again=again, least=running.peak_bytes)
         elif isinstance(error, CompilerFaultError) and error.of_memory and running.company:
             # Alone it would be another matter: "killed" is all such a compiler says, and anyone may have killed it.
             self._events.emit("compiler_failed", **facts, signature=error.signature, why=str(error))
-            self._short_of_memory(running, error.signature)
+            self._short_of_memory(running, error.signature, again=True)
         elif isinstance(error, ReplicaDownError | CompilerFaultError):
             self._again(job, error, error.signature, facts)
         else:
@@ -238,18 +241,21 @@ class Schedule(Generic[Job, Result]):
         self._events.emit(
             "stopped_for_memory", **youngest.facts(), total_bytes=self._memory.total_bytes
         )
-        self._short_of_memory(youngest, "stopped", company=bool(self._running))
+        least = max(youngest.peak_bytes, self._memory.budget_bytes)
+        self._short_of_memory(youngest, "stopped", again=bool(self._running), least=least)
 
     def _short_of_memory(
-        self, running: Running[Job], how: str, company: bool | None = None
+        self, running: Running[Job], how: str, *, again: bool, least: int = 0
     ) -> None:
-        """Build it again with the memory for itself, and from now on fewer at once; or give it up if it had that."""
+        """Build it again with the memory for itself, and from now on fewer at once; or give it up if it had that.
+
+        `least`: bytes it is known to want then. What the kernel killed may have wanted less than the budget.
+        """
         job = running.job
-        if not (running.company if company is None else company):
+        if not again:
             error = self._memory.refusal(running, how)
             _note(job, error)
-            peak = max(running.peak_bytes, self._memory.budget_bytes)
-            self.failed.append(GivenUp(job, error, peak))
+            self.failed.append(GivenUp(job, error, least))
             return
         self._memory.took_more(running)
         self.most_at_once = max(1, len(self._running))
