@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -76,14 +76,20 @@ def digest_json(value: object) -> str:
     return digest_bytes(json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
 
 
-def digest_file(path: Path) -> str:
-    """blake3 of a file's bytes, read in bounded pieces and hashed on all cores."""
-    hasher = blake3(max_threads=blake3.AUTO)
+def digest_file(
+    path: Path, *, threads: int = blake3.AUTO, between: Callable[[], None] = lambda: None
+) -> str:
+    """blake3 of a file's bytes, read in bounded pieces and hashed on all cores, or by `threads`.
+
+    `between`: called between two pieces; what it raises ends the reading.
+    """
+    hasher = blake3(max_threads=threads)
     with path.open("rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         room = memoryview(bytearray(min(CHUNK_BYTES, max(1, path.stat().st_size))))
         while count := file.readinto(room):
             hasher.update(room[:count])
+            between()
     return hasher.hexdigest()
 
 
@@ -156,8 +162,13 @@ def writing_failed(path: Path, error: OSError) -> EnvironmentProblem:
     )
 
 
+def json_bytes(value: object) -> bytes:
+    """The text of the toolkit's JSON files."""
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+
+
 def write_json_atomic(path: Path, value: object) -> None:
-    write_atomic(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+    write_atomic(path, json_bytes(value))
 
 
 def append_json_line(path: Path, line: dict[str, Any]) -> None:

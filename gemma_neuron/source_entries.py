@@ -5,6 +5,7 @@ In: a port. Out: `SourceEntry`s, or None where it has no record. Raises Integrit
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any
 
 from pydantic import (
@@ -16,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from gemma_neuron.artifacts import PlainName
+from gemma_neuron.artifacts import PlainName, json_bytes
 from gemma_neuron.errors import IntegrityError
 from gemma_neuron.port import Port
 
@@ -58,8 +59,12 @@ class SourceEntry(BaseModel):
         """What differs when the file may have other bytes than when it was last looked at."""
         return self.bytes, self.mtime_ns, self.ctime_ns
 
-    def to_json(self) -> dict[str, Any]:
-        return self.model_dump(mode="json", exclude_none=True)
+    def to_json(self, without: Collection[str] = ()) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude_none=True, exclude=set(without))
+
+
+OF_ONE_MACHINE = ("mtime_ns", "ctime_ns", "seen_at")
+"""What is said of a file on the machine that read it: no other's business, and not to be believed from another."""
 
 
 class _Record(BaseModel):
@@ -73,6 +78,18 @@ class _Record(BaseModel):
         if len(set(names)) < len(names):
             raise ValueError("a file stands there twice")
         return self
+
+
+def shared(data: bytes) -> bytes:
+    """A `source.json` without what is of one machine alone; of such a one, the same bytes. Raises IntegrityError."""
+    try:
+        files = _Record.model_validate_json(data).files
+    except ValidationError as error:
+        raise IntegrityError(
+            f"{SOURCE_RECORD} is no record of weights files: {error.errors()[0]['msg']}.",
+            "Compile the port again on a machine that has the checkpoint, and push it from there.",
+        ) from error
+    return json_bytes({"files": [entry.to_json(without=OF_ONE_MACHINE) for entry in files]})
 
 
 def source_entries(port: Port) -> tuple[SourceEntry, ...] | None:

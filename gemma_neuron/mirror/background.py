@@ -112,7 +112,10 @@ class Mirror:
     def _push_raw(self) -> bool:
         waiting = self.raw.raw_waiting()
         for path, entry in waiting:
-            self.raw.push_raw(path, entry)
+            try:
+                self.raw.push_raw(path, entry)
+            except IntegrityError as error:
+                self.tell(f"warning: {entry.name} of the checkpoint is not mirrored: {error.message}")
         return not waiting
 
     def _note(self, event: str, facts: dict[str, Any]) -> None:

@@ -18,10 +18,12 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from gemma_neuron.artifacts import FileEntry, digest_file
 from gemma_neuron.aws import error_code
 from gemma_neuron.errors import IntegrityError, NetworkError
 from gemma_neuron.mirror.client import worth_retrying
 from gemma_neuron.mirror.store import Store
+from gemma_neuron.regular_files import FileState
 from gemma_neuron.transfer import Progress, retrying
 
 FROM_BYTES = 64 * 1024 * 1024
@@ -32,6 +34,7 @@ MOST_PARTS = 9_000
 MEBIBYTE = 1024 * 1024
 WORKERS = 4
 """Parts in memory at once. Four fill a loopback and most networks; more take processor time from the compiler."""
+COMPILE_AGAIN = "Run `gemma-neuron compile` again with the same arguments."
 GONE = ("NoSuchUpload",)
 MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 Stopped = Callable[[], None]
@@ -47,39 +50,60 @@ def send(
     store: Store,
     key: str,
     path: Path,
+    entry: FileEntry,
     progress: Progress = lambda _: None,
     check: Stopped = lambda: None,
 ) -> None:
-    """Put a file of any size. Raises as `upload` does."""
+    """Put a file of any size, once it is known to hold the bytes of `entry`: the key speaks of those, and a name out
+    of a bucket must not send another file of this machine there.
+
+    Raises IntegrityError when the file has other bytes or changes meanwhile, NetworkError or AccessError.
+    """
     check()
-    size = path.stat().st_size
-    if size >= FROM_BYTES:
+    before = _state_of(path, entry, check)
+    if entry.bytes >= FROM_BYTES:
         upload(store, key, path, progress, check)
     else:
         store.put_file(key, path)
-        progress(size)
-
-
-def upload(store: Store, key: str, path: Path, progress: Progress, check: Stopped) -> None:
-    """Put a file of FROM_BYTES or more. Raises IntegrityError when the file changed, NetworkError or AccessError."""
-    before = path.stat()
-    with store.errors(writing=True):
-        job = _Upload(store, key, path, before.st_size, progress, check)
-        try:
-            job.run()
-        except ClientError as error:
-            # another process of ours may have completed the same content
-            if error_code(error) not in GONE or store.size(key) != before.st_size:
-                raise
-    after = path.stat()
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        progress(entry.bytes)
+    if FileState.of(path) != before:
         store.delete(key)
         raise IntegrityError(
             f"{path} changed while it was uploaded.", "Run the same command when it is at rest."
         )
-    if store.size(key) != before.st_size:
+
+
+def _state_of(path: Path, entry: FileEntry, check: Stopped) -> FileState:
+    """The file's state, at which it was found to hold the entry's bytes; hashed by this thread alone."""
+    state = FileState.of(path) if path.is_file() else None
+    if state is None or state.bytes != entry.bytes:
+        raise IntegrityError(
+            f"{path} has {'no file' if state is None else f'{state.bytes} bytes'}; its manifest says {entry.bytes}.",
+            COMPILE_AGAIN,
+        )
+    found = digest_file(path, threads=1, between=check)
+    if found != entry.blake3:
+        raise IntegrityError(
+            f"{path} has blake3 {found[:16]}…; its manifest says {entry.blake3[:16]}….",
+            COMPILE_AGAIN,
+        )
+    return state
+
+
+def upload(store: Store, key: str, path: Path, progress: Progress, check: Stopped) -> None:
+    """Put a file of FROM_BYTES or more. Raises IntegrityError when it becomes shorter, NetworkError or AccessError."""
+    size = path.stat().st_size
+    with store.errors(writing=True):
+        job = _Upload(store, key, path, size, progress, check)
+        try:
+            job.run()
+        except ClientError as error:
+            # another process of ours may have completed the same content
+            if error_code(error) not in GONE or store.size(key) != size:
+                raise
+    if (arrived := store.size(key)) != size:
         raise NetworkError(
-            f"{store.location}/{key}: {store.size(key)} bytes arrived of {before.st_size}.",
+            f"{store.location}/{key}: {arrived} bytes arrived of {size}.",
             "Run the same command again.",
         )
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from gemma_neuron.artifacts import (
+    PARTIAL_SUFFIX,
     FileEntry,
     digest_bytes,
     digest_file,
@@ -32,6 +33,7 @@ from gemma_neuron.mirror.layout import (
     read_set,
 )
 from gemma_neuron.mirror.store import Store
+from gemma_neuron.source_entries import SOURCE_RECORD, shared
 from gemma_neuron.transfer import Progress, Transfer, disk_errors, require_room
 
 FETCHES = 2
@@ -84,7 +86,7 @@ class Puller:
         try:
             for entry in read_set(self.store, name).manifest.files:
                 if entry.name in names:
-                    self.fetch(entry, self.path / entry.name)
+                    self._fetch_loose(entry)
         except IntegrityError as error:
             tell(f"warning: the port's records are not taken from the mirror: {error.message}")
 
@@ -95,18 +97,35 @@ class Puller:
             raise IntegrityError(f"{self.store.location}/{name.key} names files no port has.")
         committed = name.on_disk(self.path)
         committed.folder.mkdir(parents=True, exist_ok=True)
-        missing = [entry for entry in manifest.files if not _is_there(committed.folder, entry)]
+        there = _is_there if name.folder else _is_there_loose
+        missing = [entry for entry in manifest.files if not there(committed.folder, entry)]
         require_room(committed.folder, sum(entry.bytes for entry in missing), "The port")
         self.counts.total += len(manifest.files)
         self.counts.verified += len(manifest.files) - len(missing)
         for entry in missing:
-            self.fetch(entry, committed.folder / entry.name)
+            if name.folder:
+                self.fetch(entry, committed.folder / entry.name)
+            else:
+                self._fetch_loose(entry)
         if name.folder:
             write_atomic(committed.manifest_path, found.local.encode())
             write_atomic(
                 committed.marker_path, (digest_bytes(found.local.encode()) + "\n").encode()
             )
         self.counts.sets.append(name)
+
+    def _fetch_loose(self, entry: FileEntry) -> None:
+        """One of the port's loose files. Of `source.json` nothing is taken that speaks of this machine's files: they
+        would be looked for, and sent to the mirror."""
+        if entry.name != SOURCE_RECORD:
+            self.fetch(entry, self.path / entry.name)
+            return
+        came = self.path / f"{SOURCE_RECORD}.pulled{PARTIAL_SUFFIX}"
+        try:
+            self.fetch(entry, came)
+            write_atomic(self.path / SOURCE_RECORD, shared(came.read_bytes()))
+        finally:
+            came.unlink(missing_ok=True)
 
     def fetch(self, entry: FileEntry, target: Path) -> None:
         """One file by its content. Raises IntegrityError when its bytes are wrong twice."""
@@ -157,6 +176,17 @@ def require_port(store: Store, names: list[SetName]) -> None:
             f"{store.location} holds no port ({len(names)} committed sets).",
             "Check the URI with `gemma-neuron mirror status`.",
         )
+
+
+def _is_there_loose(folder: Path, entry: FileEntry) -> bool:
+    """As `_is_there`; a `source.json` that knows more about this machine's files is the bucket's too."""
+    path = folder / entry.name
+    if entry.name != SOURCE_RECORD or not path.is_file():
+        return _is_there(folder, entry)
+    try:
+        return digest_bytes(shared(path.read_bytes())) == entry.blake3
+    except IntegrityError:
+        return False
 
 
 def _is_there(folder: Path, entry: FileEntry) -> bool:

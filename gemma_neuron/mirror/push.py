@@ -6,6 +6,7 @@ a later generation wrote is left alone, and the lease counts as lost.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ from gemma_neuron.mirror.parts import send
 from gemma_neuron.mirror.store import Store
 from gemma_neuron.port import Port
 from gemma_neuron.regular_files import FileState
-from gemma_neuron.source_entries import source_entries
+from gemma_neuron.source_entries import SOURCE_RECORD, shared, source_entries
 from gemma_neuron.transfer import Progress
 
 
@@ -84,7 +85,8 @@ class Pusher:
         for name in LOOSE_FILES:
             path = self.port.path / name
             if path.is_file():
-                pieces[name] = path.read_bytes()
+                data = path.read_bytes()
+                pieces[name] = shared(data) if name == SOURCE_RECORD else data
                 digest = digest_bytes(pieces[name])
                 entries.append(FileEntry(name=name, bytes=len(pieces[name]), blake3=digest))
         for entry in entries:
@@ -102,28 +104,26 @@ class Pusher:
         return found
 
     def push_raw(self, path: Path, entry: FileEntry) -> None:
+        """Send one weight file. Raises IntegrityError when `path` has other bytes by now; it is not asked for again."""
         self.counts.total += 1
-        if self.raw.size(entry.blake3) != entry.bytes:
-            self._put_file(self.raw, entry.blake3, path, entry.bytes)
+        try:
+            if self.raw.size(entry.blake3) != entry.bytes:
+                self._put_file(self.raw, entry.blake3, path, entry)
+        except IntegrityError:
+            self.sent[entry.blake3] = ""
+            raise
         self.sent[entry.blake3] = entry.name
 
     def _push_blob(self, entry: FileEntry, path: Path) -> None:
         self.counts.total += 1
         key = blob_key(entry.blake3)
-        if self.store.size(key) == entry.bytes:
-            return
-        found = path.stat().st_size if path.is_file() else None
-        if found != entry.bytes:
-            raise IntegrityError(
-                f"{path} has {found} bytes; its manifest says {entry.bytes}.",
-                "Run `gemma-neuron compile` again with the same arguments.",
-            )
-        self._put_file(self.store, key, path, entry.bytes)
+        if self.store.size(key) != entry.bytes:
+            self._put_file(self.store, key, path, entry)
 
-    def _put_file(self, store: Store, key: str, path: Path, size: int) -> None:
-        send(store, key, path, self.progress, self._guarded.may_write)
+    def _put_file(self, store: Store, key: str, path: Path, entry: FileEntry) -> None:
+        send(store, key, path, entry, self.progress, self._guarded.may_write)
         self.counts.uploaded += 1
-        self.counts.bytes += size
+        self.counts.bytes += entry.bytes
 
     def _put_small(self, key: str, data: bytes) -> None:
         self.counts.total += 1
@@ -139,14 +139,15 @@ class Pusher:
 
 
 def raw_files(port: Port) -> list[tuple[Path, FileEntry]]:
-    """The checkpoint's weight files by source.json: where they were last seen, and their digests.
+    """The checkpoint's weight files by source.json: where they were last seen on this machine, and their digests.
 
-    Without those that `shard` is still to digest.
+    Without those that `shard` is still to digest. The record may be a stranger's: a file is not those bytes until it
+    was read.
     """
     return [
         (Path(e.seen_at) / e.name, FileEntry(name=e.name, bytes=e.bytes, blake3=e.blake3))
         for e in source_entries(port) or ()
-        if e.blake3 is not None
+        if e.blake3 is not None and os.path.isabs(e.seen_at)
     ]
 
 

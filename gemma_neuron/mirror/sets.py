@@ -139,7 +139,7 @@ class SetMirror:
             key, path = f"{name}/{entry.blake3}", committed.folder / entry.name
             if self.store.size(key) == entry.bytes:
                 continue
-            send(self.store, key, path, check=self._guarded.may_write)
+            send(self.store, key, path, entry, check=self._guarded.may_write)
         local = committed.manifest_path.read_text(encoding="utf-8")
         self._guarded.commit(SetName(name, self.stem), local)
 

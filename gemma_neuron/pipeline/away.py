@@ -115,7 +115,7 @@ def _put(store: Store, folder: Path, entries: tuple[FileEntry, ...]) -> None:
     for entry in entries:
         key = blob_key(entry.blake3)
         if store.size(key) != entry.bytes:
-            send(store, key, folder / entry.name)
+            send(store, key, folder / entry.name, entry)
 
 
 def persistently(context: WorkerContext, doing: str, act: Callable[[], Answer]) -> Answer:

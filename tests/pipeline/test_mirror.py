@@ -17,6 +17,7 @@ from gemma_neuron.mirror.location import S3Location
 from gemma_neuron.mirror.parts import FROM_BYTES, part_bytes, upload
 from gemma_neuron.mirror.store import Store
 from gemma_neuron.port import Port
+from gemma_neuron.source_entries import shared
 from tests.sources.processes import Commands, clean_environment
 from tests.sources.s3_servers import Proxy, keys, moto, own_bucket, proxied, variables
 
@@ -89,6 +90,9 @@ def test_a_pushed_port_comes_back_byte_for_byte(
     back = files_of(tmp_path / "back")
     # the event of a push is written when all is uploaded
     assert before.pop("events.jsonl").startswith(back.pop("events.jsonl"))
+    # where the checkpoint lies is this machine's own business
+    assert str(own.parent) not in back["source.json"].decode()
+    assert back.pop("source.json") == shared(before.pop("source.json"))
     assert back == before
     assert commands.document("mirror", "pull", tmp_path / "back", URI)["objects"]["downloaded"] <= 1
 
