@@ -33,6 +33,12 @@ def push(
     grace: MirrorGrace = 86_400.0,
     bucket_owner: BucketOwner = "",
     only_writer: MirrorOnlyWriter = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Read what is there, and write over objects whose bytes are wrong."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Upload what the bucket lacks of a port; a killed run goes on."""
@@ -41,7 +47,11 @@ def push(
     from gemma_neuron.render.mirror import pushed
 
     options = MirrorOptions(
-        uri=uri, grace=grace, bucket_owner=bucket_owner, only_writer=only_writer
+        uri=uri,
+        grace=grace,
+        bucket_owner=bucket_owner,
+        only_writer=only_writer,
+        contents=verify,
     )
     counts, owner = mirroring.push(port, options, notice)
     fields, lines = pushed(counts, owner)

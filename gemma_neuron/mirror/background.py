@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import partial
 from typing import Any
 
 from gemma_neuron.errors import IntegrityError
@@ -27,13 +28,17 @@ LOOK_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorOptions:
-    """`uri`: s3://bucket/prefix. `grace`: seconds the end may wait for uploads. `stale`: see `mirror.owner`."""
+    """`uri`: s3://bucket/prefix. `grace`: seconds the end may wait for uploads. `stale`: see `mirror.owner`.
+
+    `raw`: the checkpoint's weight files too. `contents`: see `push.Pusher`.
+    """
 
     uri: str
     grace: float = 600.0
     bucket_owner: str = ""
     only_writer: bool = False
     raw: bool = True
+    contents: bool = False
     stale: float = STALE_SECONDS
 
 
@@ -53,8 +58,10 @@ class Mirror:
         """Set → why it is not mirrored, of sets whose files are wrong on this disk."""
         self._uploads = Uploads(self.owner, tell, self._note)
         check = self._uploads.check
-        self.sets = Pusher(port, self.store, raw, self.owner, check=check)
-        self.raw = Pusher(port, self.store, raw, self.owner, check=check)
+        make = partial(
+            Pusher, port, self.store, raw, self.owner, contents=options.contents, check=check
+        )
+        self.sets, self.raw = make(), make()
         self._uploads.add(self._push_sets, "mirror", LOOK_SECONDS)
         if options.raw:
             self._uploads.add(self._push_raw, "mirror-raw", LOOK_SECONDS)
@@ -84,7 +91,7 @@ class Mirror:
     def counts(self) -> Counts:
         """What this process sent, weight files of the checkpoint included."""
         sets, raw = self.sets.counts, self.raw.counts
-        return Counts(sets.total + raw.total, sets.uploaded + raw.uploaded, sets.bytes + raw.bytes)
+        return Counts(*(sum(pair) for pair in zip(astuple(sets), astuple(raw), strict=True)))
 
     def _push_sets(self) -> bool:
         """Send all that waits; whether there was nothing."""
@@ -115,7 +122,9 @@ class Mirror:
             try:
                 self.raw.push_raw(path, entry)
             except IntegrityError as error:
-                self.tell(f"warning: {entry.name} of the checkpoint is not mirrored: {error.message}")
+                self.tell(
+                    f"warning: {entry.name} of the checkpoint is not mirrored: {error.message}"
+                )
         return not waiting
 
     def _note(self, event: str, facts: dict[str, Any]) -> None:

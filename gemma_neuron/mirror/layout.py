@@ -36,6 +36,7 @@ SETTLED_FILES = tuple(name for name in LOOSE_FILES if name != "events.jsonl")
 MARKER_SUFFIX = ".committed"
 MANIFEST_SUFFIX = ".manifest.json"
 FOLDERS = re.compile(r"source|weights|golden|graphs/[A-Za-z0-9][A-Za-z0-9_.-]{0,200}")
+PUSH_AGAIN = "From a machine that has the port: `gemma-neuron mirror push --verify`."
 ORDER = ("", "source", "weights", "graphs", "golden")
 """What a new machine needs first."""
 
@@ -130,7 +131,7 @@ def read_set(store: Store, name: SetName) -> MirroredManifest:
     if marker is None or manifest is None:
         raise IntegrityError(
             f"{store.location}/{name.key} has no {'marker' if marker is None else 'manifest'}.",
-            "Push it again from a machine that has the port.",
+            PUSH_AGAIN,
         )
     return _read_pair(marker.data, manifest.data, f"{store.location}/{name.key}")
 
@@ -144,12 +145,12 @@ def _read_pair(marker: bytes, manifest: bytes, where: str) -> MirroredManifest:
     except ValidationError as error:
         raise IntegrityError(
             f"{where}: manifest or marker is unreadable: {error.errors()[0]['msg']}.",
-            "Push it again from a machine that has the port.",
+            PUSH_AGAIN,
         ) from error
     if said.manifest != digest_bytes(manifest):
         raise IntegrityError(
             f"{where}: its manifest does not have the digest its marker names.",
-            "Push it again from a machine that has the port.",
+            PUSH_AGAIN,
         )
     return found
 

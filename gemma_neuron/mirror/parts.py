@@ -71,6 +71,7 @@ def send(
         raise IntegrityError(
             f"{path} changed while it was uploaded.", "Run the same command when it is at rest."
         )
+    store.wrong.discard(key)
 
 
 def _state_of(path: Path, entry: FileEntry, check: Stopped) -> FileState:

@@ -28,6 +28,7 @@ from gemma_neuron.mirror.layout import (
     LOOSE_FILES,
     LOOSE_STEM,
     MARKER_SUFFIX,
+    PUSH_AGAIN,
     SetName,
     blob_key,
     read_set,
@@ -128,14 +129,8 @@ class Puller:
             came.unlink(missing_ok=True)
 
     def fetch(self, entry: FileEntry, target: Path) -> None:
-        """One file by its content. Raises IntegrityError when its bytes are wrong twice."""
-        for left in reversed(range(FETCHES)):
-            try:
-                fetch_checked(self.store, blob_key(entry.blake3), entry, target, self.progress)
-                break
-            except IntegrityError:
-                if not left:
-                    raise
+        """One file by its content. Raises as `fetch_checked` does."""
+        fetch_checked(self.store, blob_key(entry.blake3), entry, target, self.progress)
         self.counts.downloaded += 1
         self.counts.verified += 1
         self.counts.bytes += entry.bytes
@@ -144,13 +139,25 @@ class Puller:
 def fetch_checked(
     store: Store, key: str, entry: FileEntry, target: Path, progress: Progress
 ) -> None:
-    """One object to `target`, in parts, resumed after a death. Raises IntegrityError on other bytes or size."""
+    """One object to `target`, in parts, resumed after a death. Raises IntegrityError on another size, and on other
+    bytes when they come twice: whoever has the right ones will then write over the object."""
+    for left in reversed(range(FETCHES)):
+        try:
+            _fetch_once(store, key, entry, target, progress)
+            return
+        except IntegrityError:
+            if not left:
+                store.wrong.add(key)
+                raise
+
+
+def _fetch_once(store: Store, key: str, entry: FileEntry, target: Path, progress: Progress) -> None:
     size = store.size(key)
     if size != entry.bytes:
         raise IntegrityError(
             f"{store.location}/{key} ({entry.name}) has {'no object' if size is None else f'{size} bytes'}; the "
             f"manifest says {entry.bytes}.",
-            "Push it again from a machine that has the port.",
+            PUSH_AGAIN,
         )
     growing = target.with_name(f"{target.name}.{entry.blake3[:16]}.partial")
     transfer = Transfer(size=entry.bytes, partial=growing, new_hash=blake3)
@@ -162,7 +169,7 @@ def fetch_checked(
         raise IntegrityError(
             f"{store.location}/{key} ({entry.name}) came with blake3 {found[:16]}…, not the manifest's "
             f"{entry.blake3[:16]}….",
-            "Push it again from a machine that has the port.",
+            PUSH_AGAIN,
         )
     if target.is_dir():
         remove(target)

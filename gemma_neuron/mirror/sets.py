@@ -137,9 +137,8 @@ class SetMirror:
             raise IntegrityError(f"{committed.folder} is not committed any more.")
         for entry in manifest.files:
             key, path = f"{name}/{entry.blake3}", committed.folder / entry.name
-            if self.store.size(key) == entry.bytes:
-                continue
-            send(self.store, key, path, entry, check=self._guarded.may_write)
+            if not self.store.has(key, entry.bytes):
+                send(self.store, key, path, entry, check=self._guarded.may_write)
         local = committed.manifest_path.read_text(encoding="utf-8")
         self._guarded.commit(SetName(name, self.stem), local)
 

@@ -61,6 +61,8 @@ class Store:
 
     def __init__(self, location: S3Location, bucket_owner: str = "") -> None:
         self.location = location
+        self.wrong: set[str] = set()
+        """Keys whose objects came with other bytes than their names say: they count as missing, whatever their size."""
         self.client = s3_client()
         self.conditional = True
         """Whether writes name conditions: until `honours_conditions` has found that the store knows none."""
@@ -109,6 +111,10 @@ class Store:
                 if error_code(error) in MISSING:
                     return None
                 raise
+
+    def has(self, key: str, size: int) -> bool:
+        """Whether there is an object of this size that nothing is known against."""
+        return key not in self.wrong and self.size(key) == size
 
     def put(self, key: str, data: bytes) -> str:
         """Write whatever is there; the new ETag."""

@@ -114,7 +114,7 @@ def _entry(path: Path) -> FileEntry:
 def _put(store: Store, folder: Path, entries: tuple[FileEntry, ...]) -> None:
     for entry in entries:
         key = blob_key(entry.blake3)
-        if store.size(key) != entry.bytes:
+        if not store.has(key, entry.bytes):
             send(store, key, folder / entry.name, entry)
 
 

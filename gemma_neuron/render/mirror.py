@@ -16,10 +16,17 @@ Shown = tuple[dict[str, Any], list[str]]
 
 
 def pushed(counts: Counts, owner: str) -> Shown:
-    fields = _fields(counts.total, counts.bytes, owner, uploaded=counts.uploaded)
+    fields = _fields(
+        counts.total,
+        counts.bytes,
+        owner,
+        uploaded=counts.uploaded,
+        verified=counts.verified,
+    )
+    read = f", {counts.verified} of them read" if counts.verified else ""
     return fields, [
         f"{counts.uploaded} of {counts.total} objects uploaded, {size(counts.bytes)}; "
-        "the others were there"
+        f"the others were there{read}"
     ]
 
 

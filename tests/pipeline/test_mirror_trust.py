@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from gemma_neuron.artifacts import Manifest, digest_bytes
-from gemma_neuron.mirror.layout import blob_key, read_set, SetName
 from gemma_neuron.mirror.guarded import Guarded
+from gemma_neuron.mirror.layout import SetName, blob_key, read_set
 from gemma_neuron.mirror.location import S3Location
-from gemma_neuron.mirror.store import Store
 from gemma_neuron.mirror.owner import acquire
+from gemma_neuron.mirror.store import Store
 from tests.sources.processes import Commands, clean_environment
 from tests.sources.s3_servers import keys, moto, own_bucket, variables
 

@@ -15,7 +15,7 @@ import pytest
 
 from gemma_neuron.port import Port
 from tests.sources.processes import Commands, clean_environment
-from tests.sources.s3_servers import boto, moto, variables
+from tests.sources.s3_servers import boto, keys, moto, variables
 
 URI = "s3://spot/gemma"
 UNITS = 3
@@ -110,3 +110,24 @@ def test_a_store_that_is_away_never_stops_the_work(
     assert again["units"] == {"total": UNITS, "built": 0, "reused": UNITS}
     checked = commands.document("mirror", "verify", own, "s3://spot/other")
     assert checked["objects"]["verified"] == checked["objects"]["total"] > 10
+
+
+def test_a_wrong_object_in_the_bucket_is_made_again_and_written_over(
+    source: Path, port: Path, server: str, commands: Commands, tmp_path: Path
+) -> None:
+    """Rank files are the same bytes each time, so the new one goes under the name of the wrong one."""
+    uri = "s3://spot/mended"
+    commands.done("mirror", "push", shutil.copytree(port, tmp_path / "own"), uri)
+    manifest = Port(port).rank_set(1).manifest()
+    assert manifest is not None
+    client = boto(server)
+    (key,) = [key for key in keys(client, "spot") if key.endswith(manifest.files[0].blake3)]
+    whole = client.get_object(Bucket="spot", Key=key)["Body"].read()
+    client.put_object(Bucket="spot", Key=key, Body=whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert commands.run("mirror", "verify", port, uri).returncode == 5
+
+    found = commands.done(*arguments(source, tmp_path / "new"), "--mirror", uri)
+    assert "weights/rank-01 is not taken from the mirror" in found.stderr
+    assert built(tmp_path / "new") == built(port)
+    assert client.get_object(Bucket="spot", Key=key)["Body"].read() == whole
+    assert commands.document("mirror", "verify", port, uri)["objects"]["bad"] == 0
