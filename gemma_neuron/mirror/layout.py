@@ -3,7 +3,7 @@
     <prefix>/raw/<blake3>                       weight files of checkpoints, once per content, shared by ports
     <prefix>/<port id>/owner.json               who writes
     <prefix>/<port id>/blobs/<blake3>           files of the port, by content: never overwritten by others
-    <prefix>/<port id>/<folder>/<stem>.manifest.json, .committed      what makes files count, marker last
+    <prefix>/<port id>/<folder>/<stem>.manifest-<digest>.json, <stem>.committed   what makes files count, marker last
 
 A set is what `artifacts.CommittedSet` is on disk. Its manifest here carries the local one word for word, and the
 generation of the owner that wrote it. The port's loose files (port.json, ledger, verdict) are a set too, `port`.
@@ -15,8 +15,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt, StringConstraints, ValidationError
 
 from gemma_neuron.artifacts import CommittedSet, Manifest, digest_bytes
 from gemma_neuron.backends.base import UnitSpec
@@ -34,7 +35,10 @@ LOOSE_FILES = (
 SETTLED_FILES = tuple(name for name in LOOSE_FILES if name != "events.jsonl")
 """What is worth mirroring anew when it changes; the events go along."""
 MARKER_SUFFIX = ".committed"
-MANIFEST_SUFFIX = ".manifest.json"
+OLD_MANIFEST_SUFFIX = ".manifest.json"
+"""Of a manifest that was written over in place, in mirrors of earlier versions."""
+READS = 3
+"""Of a set that is being replaced while it is read."""
 FOLDERS = re.compile(r"source|weights|golden|graphs/[A-Za-z0-9][A-Za-z0-9_.-]{0,200}")
 PUSH_AGAIN = "From a machine that has the port: `gemma-neuron mirror push --verify`."
 ORDER = ("", "source", "weights", "graphs", "golden")
@@ -91,6 +95,10 @@ class SetName:
         """Sorts sets by when a new machine needs them."""
         return ORDER.index(self.folder.partition("/")[0]), self.key
 
+    def manifest_key(self, digest: str) -> str:
+        """By its content, so that a set is replaced by writing its marker, and not in between."""
+        return f"{self.key}.manifest-{digest[:ID_DIGITS]}.json"
+
     def on_disk(self, port: Path) -> CommittedSet:
         return CommittedSet(port / self.folder, self.stem)
 
@@ -119,40 +127,53 @@ class MirroredMarker(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     generation: PositiveInt
-    manifest: str
+    manifest: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
     def data(self) -> bytes:
         return (self.model_dump_json() + "\n").encode()
 
 
 def read_set(store: Store, name: SetName) -> MirroredManifest:
-    """A set's manifest in the bucket. Raises IntegrityError when marker and manifest do not belong together."""
-    marker, manifest = (store.read(name.key + end) for end in (MARKER_SUFFIX, MANIFEST_SUFFIX))
-    if marker is None or manifest is None:
-        raise IntegrityError(
-            f"{store.location}/{name.key} has no {'marker' if marker is None else 'manifest'}.",
-            PUSH_AGAIN,
-        )
-    return _read_pair(marker.data, manifest.data, f"{store.location}/{name.key}")
+    """A set's manifest in the bucket. What does not fit is read again: the set may be replaced meanwhile, or a byte
+    have been altered on the way. Raises IntegrityError when marker and manifest do not belong together."""
+    for left in reversed(range(READS)):
+        try:
+            return _read_once(store, name)
+        except IntegrityError:
+            if not left:
+                raise
+    raise AssertionError("unreachable")
 
 
-def _read_pair(marker: bytes, manifest: bytes, where: str) -> MirroredManifest:
-    """A manifest that its marker vouches for. Raises IntegrityError."""
+def _read_once(store: Store, name: SetName) -> MirroredManifest:
+    where = f"{store.location}/{name.key}"
+    marker = store.read(name.key + MARKER_SUFFIX)
+    if marker is None:
+        raise IntegrityError(f"{where} has no marker.", PUSH_AGAIN)
     try:
-        said = MirroredMarker.model_validate_json(marker)
-        found = MirroredManifest.model_validate_json(manifest)
-        found.manifest  # noqa: B018  # it raises when it is none
+        digest = MirroredMarker.model_validate_json(marker.data).manifest
     except ValidationError as error:
+        raise _unreadable(where, "marker", error) from error
+    keys = name.manifest_key(digest), name.key + OLD_MANIFEST_SUFFIX
+    found = next(filter(None, map(store.read, keys)), None)
+    if found is None:
+        raise IntegrityError(f"{where} has no manifest.", PUSH_AGAIN)
+    if digest_bytes(found.data) != digest:
         raise IntegrityError(
-            f"{where}: manifest or marker is unreadable: {error.errors()[0]['msg']}.",
-            PUSH_AGAIN,
-        ) from error
-    if said.manifest != digest_bytes(manifest):
-        raise IntegrityError(
-            f"{where}: its manifest does not have the digest its marker names.",
-            PUSH_AGAIN,
+            f"{where}: its manifest does not have the digest its marker names.", PUSH_AGAIN
         )
-    return found
+    try:
+        manifest = MirroredManifest.model_validate_json(found.data)
+        manifest.manifest  # noqa: B018  # it raises when it is none
+    except ValidationError as error:
+        raise _unreadable(where, "manifest", error) from error
+    return manifest
+
+
+def _unreadable(where: str, what: str, error: ValidationError) -> IntegrityError:
+    return IntegrityError(
+        f"{where}: its {what} is unreadable: {error.errors()[0]['msg']}.", PUSH_AGAIN
+    )
 
 
 def sets_on_disk(port: Port) -> Iterator[SetName]:

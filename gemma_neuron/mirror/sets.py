@@ -16,7 +16,6 @@ from gemma_neuron.errors import GemmaNeuronError, IntegrityError, OwnerLostError
 from gemma_neuron.mirror.background import MirrorOptions
 from gemma_neuron.mirror.guarded import Guarded
 from gemma_neuron.mirror.layout import (
-    MANIFEST_SUFFIX,
     MARKER_SUFFIX,
     SetName,
     port_location,
@@ -84,8 +83,7 @@ class SetMirror:
     def drop(self, name: str) -> None:
         """Remove a set, its marker first."""
         self._guarded.may_write()
-        for ending in (MARKER_SUFFIX, MANIFEST_SUFFIX):
-            self.store.delete(SetName(name, self.stem).key + ending)
+        self.store.delete(SetName(name, self.stem).key + MARKER_SUFFIX)
         for key, _ in list(self.store.listing()):
             if key.startswith(f"{name}/"):
                 self._guarded.may_write()
