@@ -9,19 +9,28 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any
 
-from gemma_neuron.errors import IntegrityError
-from gemma_neuron.mirror.layout import LOOSE_STEM, port_id, port_location, raw_location
+from gemma_neuron.errors import AccessError, IntegrityError
+from gemma_neuron.mirror.abandoned import abort_abandoned
+from gemma_neuron.mirror.layout import (
+    LOOSE_STEM,
+    SetName,
+    port_id,
+    port_location,
+    raw_location,
+)
 from gemma_neuron.mirror.owner import STALE_SECONDS, Owner, acquire
 from gemma_neuron.mirror.push import Counts, Pusher
 from gemma_neuron.mirror.store import Store
 from gemma_neuron.mirror.uploads import Uploads
 from gemma_neuron.port import Port
+from gemma_neuron.regular_files import FileState
 
+WEIGHTS = "weights"
 LOOK_SECONDS = 0.5
 """Between two looks at the folder: a few dozen names."""
 
@@ -54,17 +63,18 @@ class Mirror:
         self.owner: Owner = acquire(
             self.store, tell, stale=options.stale, only_writer=options.only_writer
         )
-        self.refused: dict[str, str] = {}
-        """Set → why it is not mirrored, of sets whose files are wrong on this disk."""
+        self.refused: dict[str, FileState | None] = {}
+        """Set → state of its marker, of sets whose files were found to be wrong on this disk."""
+        self._looked_through: set[Store] = set()
         self._uploads = Uploads(self.owner, tell, self._note)
-        check = self._uploads.check
-        make = partial(
-            Pusher, port, self.store, raw, self.owner, contents=options.contents, check=check
-        )
-        self.sets, self.raw = make(), make()
+        make = partial(Pusher, port, self.store, raw, self.owner, contents=options.contents)
+        aside = partial(make, check=self._uploads.give_way)
+        self.sets, self.weights, self.raw = make(check=self._uploads.check), aside(), aside()
         self._uploads.add(self._push_sets, "mirror", LOOK_SECONDS)
+        # tens of gigabytes that are cut again in minutes: never before a graph, which is megabytes and takes an hour
+        self._uploads.add(self._push_weights, "mirror-weights", LOOK_SECONDS, urgent=False)
         if options.raw:
-            self._uploads.add(self._push_raw, "mirror-raw", LOOK_SECONDS)
+            self._uploads.add(self._push_raw, "mirror-raw", LOOK_SECONDS, urgent=False)
 
     def start(self) -> None:
         self._uploads.start()
@@ -76,47 +86,98 @@ class Mirror:
         """
         seconds = self.options.grace if grace is None else grace
         self._uploads.finish(
-            seconds, lambda: self.left() or ", ".join(self.refused), str(self.store.location)
+            seconds, lambda: self.left() or ", ".join(self._wrong()), str(self.store.location)
         )
         self._note("mirrored", {})
 
     def left(self) -> str:
         """What is not in the bucket yet, in words; empty when all is."""
-        sets = [name.key for name in self.sets.waiting() if name.key not in self.refused]
-        if self.sets.loose_state() != self.sets.sent.get(LOOSE_STEM):
+        wrong = self._wrong()
+        names = [*self._waiting(self.sets), *self._waiting(self.weights)]
+        sets = [name.key for name in names if name.key not in wrong]
+        if self._has_news():
             sets.append("ledger")
         raw = [entry.name for _, entry in self.raw.raw_waiting()] if self.options.raw else []
         return ", ".join(sets + raw)
 
     def counts(self) -> Counts:
         """What this process sent, weight files of the checkpoint included."""
-        sets, raw = self.sets.counts, self.raw.counts
-        return Counts(*(sum(pair) for pair in zip(astuple(sets), astuple(raw), strict=True)))
+        pushers = self.sets, self.weights, self.raw
+        return Counts(*map(sum, zip(*(astuple(pusher.counts) for pusher in pushers), strict=True)))
+
+    def _waiting(self, pusher: Pusher) -> Iterator[SetName]:
+        """The sets that are this pusher's: rank files have one of their own."""
+        for name in pusher.waiting():
+            if (name.folder == WEIGHTS) == (pusher is self.weights):
+                yield name
+
+    def _wrong(self) -> list[str]:
+        """Sets that were refused and are still the same."""
+        names = *self._waiting(self.sets), *self._waiting(self.weights)
+        return [name.key for name in names if self._is_refused(name)]
+
+    def _is_refused(self, name: SetName) -> bool:
+        return name.key in self.refused and self.refused[name.key] == self.sets.state(name)
 
     def _push_sets(self) -> bool:
-        """Send all that waits; whether there was nothing."""
-        idle = True
-        for name in list(self.sets.waiting()):
-            if name.key in self.refused:
-                continue
-            idle = False
-            try:
-                self.sets.push_set(name)
-            except IntegrityError as error:
-                if self._uploads.closing.is_set() or not self._is_changing(name.key):
-                    self.refused[name.key] = error.message
-                    self.tell(f"warning: {name.key} is not mirrored: {error.message}")
-        if self.sets.loose_state() != self.sets.sent.get(LOOSE_STEM):
-            idle = False
-            self.sets.push_loose()
+        """Send all that waits, then the records; whether there was nothing."""
+        idle = self._push_all(self.sets)
+        if self._has_news():
+            # a ledger must not speak of a graph that is not there yet: the next machine would build it a second time
+            self.sets.push_loose(lambda: all(map(self._is_refused, self._waiting(self.sets))))
+            return False
         return idle
 
-    def _is_changing(self, key: str) -> bool:
+    def _push_weights(self) -> bool:
+        self._abort_abandoned(self.store)
+        return self._push_all(self.weights)
+
+    def _push_all(self, pusher: Pusher) -> bool:
+        """Send each that waits once, looking anew after each: a list made before would be old by then."""
+        tried = set[str]()
+        while True:
+            names = self._waiting(pusher)
+            left = (n for n in names if n.key not in tried and not self._is_refused(n))
+            name = next(left, None)
+            if name is None:
+                return not tried
+            tried.add(name.key)
+            self._push(pusher, name)
+
+    def _abort_abandoned(self, store: Store) -> None:
+        """Once, before this thread begins uploads of its own there."""
+        if store in self._looked_through:
+            return
+        try:
+            abort_abandoned(store, self._may_delete)
+        except AccessError as error:
+            self.tell(f"warning: parts of abandoned uploads may lie in the bucket: {error.message}")
+        self._looked_through.add(store)
+
+    def _may_delete(self) -> None:
+        self._uploads.give_way()
+        self.owner.check()
+
+    def _push(self, pusher: Pusher, name: SetName) -> None:
+        state = pusher.state(name)
+        try:
+            pusher.push_set(name)
+        except IntegrityError as error:
+            if self._uploads.closing.is_set() or not self._is_changing(pusher, name, state):
+                self.refused[name.key] = state
+                self.tell(f"warning: {name.key} is not mirrored: {error.message}")
+
+    @staticmethod
+    def _is_changing(pusher: Pusher, name: SetName, state: FileState | None) -> bool:
         """A set that is being withdrawn and built again is wrong for a moment only."""
         time.sleep(LOOK_SECONDS)
-        return key not in {name.key for name in self.sets.waiting()}
+        return pusher.state(name) != state
+
+    def _has_news(self) -> bool:
+        return self.sets.loose_state() != self.sets.sent.get(LOOSE_STEM)
 
     def _push_raw(self) -> bool:
+        self._abort_abandoned(self.raw.raw)
         waiting = self.raw.raw_waiting()
         for path, entry in waiting:
             try:

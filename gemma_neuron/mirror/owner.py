@@ -30,6 +30,12 @@ SAFETY_SECONDS = 10.0
 """An owner stops this long before it may be taken over: a request under way must not outlive its right."""
 
 
+def clock() -> float:
+    """Seconds of a clock that goes on while the machine sleeps, as the store's does: a hibernated instance wakes up
+    with a lease that others have taken over."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class OwnerRecord(BaseModel):
     """What stands in owner.json. `token` names a process, `beat` counts its renewals."""
 
@@ -54,7 +60,7 @@ class Owner:
 
     def __init__(self, store: Store, record: OwnerRecord, etag: str, stale: float) -> None:
         self.store, self.record, self._etag, self._stale = store, record, etag, stale
-        self._renewed = time.monotonic()
+        self._renewed = clock()
         self._lost: OwnerLostError | None = None
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._beat, name="mirror-owner", daemon=True)
@@ -66,7 +72,7 @@ class Owner:
 
     def check(self) -> None:
         """Raise OwnerLostError unless the lease is held, renewed recently enough that nobody else may have it."""
-        silent = time.monotonic() - self._renewed
+        silent = clock() - self._renewed
         if self._lost is None and silent > max(self._stale - SAFETY_SECONDS, 0.75 * self._stale):
             self._renew()
         if self._lost is not None:
@@ -97,13 +103,13 @@ class Owner:
         try:
             self._write(record)
         except (GemmaNeuronError, OSError):
-            silent = time.monotonic() - self._renewed
+            silent = clock() - self._renewed
             if silent > self._stale - SAFETY_SECONDS:
                 self._lose(f"could not be renewed for {silent:.0f} s")
 
     def _write(self, record: OwnerRecord) -> None:
         with self._lock:
-            asked = time.monotonic()
+            asked = clock()
             try:
                 self._etag = self.store.put_if(OWNER_KEY, record.data(), self._etag)
             except MovedError as moved:
@@ -138,7 +144,8 @@ def acquire(
     stale: float = STALE_SECONDS,
     only_writer: bool = False,
 ) -> Owner:
-    """Take the lease, waiting for a stale one to age.
+    """Take the lease, waiting for a stale one to age: by the store's clock, or while it is watched here, where the
+    store does not tell the time.
 
     `only_writer`: the user vouches that no other machine writes; needed where the store ignores conditions and
     another was there before. Raises MirrorInUseError, AccessError or NetworkError.
@@ -148,14 +155,16 @@ def acquire(
         tell(
             f"warning: {store.location}: this store ignores conditions on writes, so one machine only may mirror here"
         )
-    token, told = uuid.uuid4().hex, False
+    token, told, seen = uuid.uuid4().hex, False, ("", clock())
     while True:
         found = store.read(OWNER_KEY)
+        if found is not None and found.etag != seen[0]:
+            seen = found.etag, clock()
         before = None if found is None else read_record(found)
         if before is not None and not conditional:
             _refuse_second_machine(store, before, only_writer)
         elif before is not None and found is not None and not before.released:
-            left = stale - found.age_seconds
+            left = stale - max(found.age_seconds, clock() - seen[1])
             if left > 0:
                 if not told:
                     tell(f"mirror: waiting up to {left:.0f} s, {before} may still be at work")

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from threading import Lock, Thread, get_native_id
+from threading import BoundedSemaphore, Lock, Thread, get_native_id
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -34,6 +34,8 @@ MOST_PARTS = 9_000
 MEBIBYTE = 1024 * 1024
 WORKERS = 4
 """Parts in memory at once. Four fill a loopback and most networks; more take processor time from the compiler."""
+IN_FLIGHT = BoundedSemaphore(WORKERS)
+"""Held by each part in memory, of all uploads of this process together."""
 COMPILE_AGAIN = "Run `gemma-neuron compile` again with the same arguments."
 GONE = ("NoSuchUpload",)
 MD5 = re.compile(r'"?([0-9a-f]{32})"?')
@@ -205,24 +207,37 @@ class _Upload:
     def _length(self, number: int) -> int:
         return min(self.step, self.size - (number - 1) * self.step)
 
-    def _part(
-        self, handle: int, upload: str, number: int, have: dict[str, Any] | None
-    ) -> dict[str, Any]:
-        self.check()
+    def _read(self, handle: int, number: int) -> bytes:
         length = self._length(number)
         data = os.pread(handle, length, (number - 1) * self.step)
         if len(data) != length:
             raise IntegrityError(f"{self.path} became shorter while it was uploaded.")
-        if have is None or have["Size"] != length or not _is_of(have["ETag"], data):
+        return data
+
+    def _is_sent(self, handle: int, number: int, have: dict[str, Any]) -> bool:
+        with IN_FLIGHT:
+            return have["Size"] == self._length(number) and _is_of(
+                have["ETag"], self._read(handle, number)
+            )
+
+    def _part(
+        self, handle: int, upload: str, number: int, have: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        self.check()
+        if have is None or not self._is_sent(handle, number, have):
             for attempt in retrying(worth_retrying):
                 with attempt:
-                    self.check()
-                    have = self.store.client.upload_part(
-                        **self.store.at(self.key), UploadId=upload, PartNumber=number, Body=data
-                    )
+                    self.check()  # outside: it may wait for others, which need a place
+                    with IN_FLIGHT:
+                        have = self.store.client.upload_part(
+                            **self.store.at(self.key),
+                            UploadId=upload,
+                            PartNumber=number,
+                            Body=self._read(handle, number),
+                        )
         assert have is not None
         with self.lock:
-            self.progress(length)
+            self.progress(self._length(number))
         sums = {name: value for name, value in have.items() if name.startswith("Checksum")}
         sums.pop("ChecksumType", None)
         return {"PartNumber": number, "ETag": have["ETag"], **sums}

@@ -66,6 +66,13 @@ class Pusher:
             if self.sent.get(name.key) != _text(marker):
                 yield name
 
+    def state(self, name: SetName) -> FileState | None:
+        """Of a set's marker; another once the set was made anew, be it of the same bytes."""
+        try:
+            return FileState.of(name.on_disk(self.port.path).marker_path)
+        except OSError:
+            return None
+
     def push_set(self, name: SetName) -> None:
         """Send one committed set. Raises IntegrityError when its files are no longer what was committed."""
         committed = name.on_disk(self.port.path)
@@ -83,8 +90,8 @@ class Pusher:
         files = [self.port.path / name for name in SETTLED_FILES]
         return {file.name: FileState.of(file) for file in files if file.is_file()}
 
-    def push_loose(self) -> None:
-        """Send the port's loose files as they are now, as one set."""
+    def push_loose(self, may_go: Callable[[], bool] = lambda: True) -> None:
+        """Send the port's loose files as they are now, as one set. `may_go`: asked once they are read."""
         state, entries, pieces = self.loose_state(), [], {}
         for name in LOOSE_FILES:
             path = self.port.path / name
@@ -93,6 +100,8 @@ class Pusher:
                 pieces[name] = shared(data) if name == SOURCE_RECORD else data
                 digest = digest_bytes(pieces[name])
                 entries.append(FileEntry(name=name, bytes=len(pieces[name]), blake3=digest))
+        if not may_go():
+            return
         for entry in entries:
             self._put_small(entry, pieces[entry.name])
         text = Manifest(files=tuple(entries)).model_dump_json(indent=1)

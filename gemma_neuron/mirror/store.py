@@ -100,7 +100,7 @@ class Store:
         if not {"ETag", "LastModified"} <= set(answer):
             raise ResponseParserError("an object without ETag or Last-Modified")
         now = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
-        return Stored(data, answer["ETag"], _age(now, answer["LastModified"]))
+        return Stored(data, answer["ETag"], age(now, answer["LastModified"]))
 
     def size(self, key: str) -> int | None:
         """Bytes of an object, or None when there is none."""
@@ -223,8 +223,8 @@ class Store:
             yield from body.iter_chunks(PIECE_BYTES)
 
 
-def _age(now: str, modified: datetime) -> float:
-    """Seconds by the store's own clock. 0, so never stale, when it does not tell its time in a form that is one."""
+def age(now: str, modified: datetime) -> float:
+    """Seconds by the store's own clock. 0, so not stale by it, when it does not tell its time in a form that is one."""
     try:
         when = parsedate_to_datetime(now)
     except ValueError:

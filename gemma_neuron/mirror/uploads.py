@@ -48,14 +48,20 @@ class Uploads:
         self.owner, self.tell, self._noted = owner, tell, noted
         self.lost: OwnerLostError | None = None
         self._stop, self.closing = threading.Event(), threading.Event()
+        self._free = threading.Event()
+        """Set while no urgent thread sends."""
+        self._free.set()
         self._news: list[threading.Event] = []
         self._threads: list[threading.Thread] = []
         self._said, self._trouble = -SAY_SECONDS, ""
 
-    def add(self, push: Push, name: str, rest: float | None) -> None:
-        """A thread that pushes; with nothing to send it rests `rest` seconds, or until `wake` (None)."""
+    def add(self, push: Push, name: str, rest: float | None, *, urgent: bool = True) -> None:
+        """A thread that pushes; with nothing to send it rests `rest` seconds, or until `wake` (None).
+
+        What is not `urgent` asks `give_way` before each request, where an urgent one asks `check`.
+        """
         news = threading.Event()
-        arguments = (push, news, rest)
+        arguments = (self._alone(push) if urgent else push, news, rest)
         thread = threading.Thread(target=self._run, args=arguments, name=name, daemon=True)
         self._news.append(news)
         self._threads.append(thread)
@@ -73,6 +79,22 @@ class Uploads:
         """Raises StoppedError when nothing more is to be sent."""
         if self._stop.is_set():
             raise StoppedError
+
+    def give_way(self) -> None:
+        """Wait while something urgent is sent. Raises StoppedError as `check` does."""
+        self.check()
+        while not self._free.wait(JOIN_SECONDS):
+            self.check()
+
+    def _alone(self, push: Push) -> Push:
+        def pushing() -> bool:
+            self._free.clear()
+            try:
+                return push()
+            finally:
+                self._free.set()
+
+        return pushing
 
     def finish(self, grace: float, left: Callable[[], str], where: str) -> None:
         """Wait until nothing is left, at most `grace` seconds, and give the lease back.

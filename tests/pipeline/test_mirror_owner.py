@@ -15,10 +15,12 @@ import pytest
 
 from gemma_neuron.errors import GemmaNeuronError, MirrorInUseError, OwnerLostError
 from gemma_neuron.mirror import owner as leases
+from gemma_neuron.mirror import store as stores
 from gemma_neuron.mirror.layout import port_id, port_location, raw_location
 from gemma_neuron.mirror.owner import Owner, OwnerRecord, acquire
 from gemma_neuron.mirror.push import Pusher
-from gemma_neuron.mirror.store import Store, _age
+from gemma_neuron.mirror.store import Store
+from gemma_neuron.mirror.store import age as age_of
 from gemma_neuron.port import Port
 from tests.sources.processes import clean_environment
 from tests.sources.s3_servers import boto, moto, variables
@@ -161,6 +163,30 @@ def _objects(store: Store) -> dict[str, str]:
     return {key: store.client.head_object(**store.at(key))["ETag"] for key, _ in store.listing()}
 
 
+def test_a_lease_does_not_outlast_the_machines_sleep(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hibernated, it comes back with the monotonic clock where it was; the store's went on."""
+    owner = asleep(lease(uri))
+    owner.check()
+    real = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: real(clock) + 10 * STALE)
+    monkeypatch.setattr(owner.store, "put_if", _cut)
+    with pytest.raises(OwnerLostError, match="could not be renewed"):
+        owner.check()
+
+
+def test_a_crashed_owners_lease_ages_where_the_store_tells_no_time(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asleep(lease(uri))
+    monkeypatch.setattr(stores, "age", lambda said, modified: 0.0)
+    started = time.monotonic()
+    owner = lease(uri)
+    assert owner.generation == 2 and time.monotonic() - started >= STALE
+    owner.release()
+
+
 class _Heedless(Store):
     """A store that takes conditions and heeds none, as several do."""
 
@@ -198,7 +224,7 @@ def test_conditions_are_found_to_be_heeded(uri: str) -> None:
     ],
 )
 def test_an_age_is_by_the_stores_clock_if_it_has_one(said: str, age: float) -> None:
-    assert _age(said, datetime(2026, 11, 30, 12, tzinfo=UTC)) == age
+    assert age_of(said, datetime(2026, 11, 30, 12, tzinfo=UTC)) == age
 
 
 def test_an_owner_object_of_somebody_else_is_left_alone(uri: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,14 +13,19 @@ from typing import Any
 
 import pytest
 
-from gemma_neuron.artifacts import digest_file
-from gemma_neuron.errors import CompileError, NotMirroredError
-from gemma_neuron.mirror.background import MirrorOptions
+from gemma_neuron.artifacts import CommittedSet, digest_bytes, digest_file
+from gemma_neuron.errors import CompileError, Interrupted, NotMirroredError
+from gemma_neuron.mirror import abandoned
+from gemma_neuron.mirror.abandoned import ABANDONED_SECONDS
+from gemma_neuron.mirror.background import LOOK_SECONDS, MirrorOptions
+from gemma_neuron.mirror.layout import SetName, blob_key, port_id, read_set
+from gemma_neuron.mirror.location import S3Location
 from gemma_neuron.mirror.owner import RELEASE_SECONDS
-from gemma_neuron.mirror.parts import FROM_BYTES
+from gemma_neuron.mirror.parts import FROM_BYTES, WORKERS, upload
+from gemma_neuron.mirror.store import Store
 from gemma_neuron.mirror.uploads import RELEASE_SECONDS as THREAD_SECONDS
 from gemma_neuron.pipeline.mirroring import mirrored
-from gemma_neuron.port import Port
+from gemma_neuron.port import UNIT_STEM, Port
 from tests.sharding.shards import cut
 from tests.sources.processes import Commands, clean_environment
 from tests.sources.s3_servers import Proxy, keys, moto, own_bucket, proxied, variables
@@ -131,6 +137,126 @@ def test_ctrl_c_ends_a_push_to_a_store_that_stopped_answering(
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in said, said
     assert time.monotonic() - started < 2 * THREAD_SECONDS + RELEASE_SECONDS
+
+
+def commit_graph(port: Port, name: str, data: bytes = b"a graph") -> Path:
+    """What a worker leaves, and the ledger's line of it."""
+    unit = port.path / "graphs" / name
+    unit.mkdir(parents=True, exist_ok=True)
+    (unit / "package.pt2").write_bytes(data)
+    CommittedSet(unit, UNIT_STEM).commit(["package.pt2"])
+    port.append("ledger.jsonl", {"unit": name, "outcome": "built"})
+    return unit
+
+
+def ledger_in(client: Any) -> str:
+    """The ledger that the bucket's port names."""
+    home = next(key for key in keys(client, BUCKET) if key.endswith("/owner.json"))
+    store = Store(S3Location.parse(f"s3://{BUCKET}/{home.removesuffix('/owner.json')}"))
+    if store.size("port.committed") is None:
+        return ""
+    files = read_set(store, SetName("", "port")).manifest.files
+    digest = next((entry.blake3 for entry in files if entry.name == "ledger.jsonl"), "")
+    found = store.read(blob_key(digest)) if digest else None
+    return "" if found is None else found.data.decode()
+
+
+def test_a_graph_and_the_ledger_wait_for_no_rank_file(
+    ranks: Path, client: Any, proxy: Proxy
+) -> None:
+    """A rank file is cut again in minutes, a graph takes an hour: not even one that came first holds it up."""
+    port = Port(ranks)
+    rank = blob_key(digest_file(port.rank_file(0)))
+    with (
+        pytest.raises(Interrupted),
+        mirrored(port, MirrorOptions(uri=URI, grace=10 * GRACE), lambda _: None),
+    ):
+        proxy.held = rank
+        wait_for(lambda: any(rank in path for _, path in proxy.asked))
+        commit_graph(port, "decode-b3-l1")
+        wait_for(lambda: any(key.endswith("l1/graph.committed") for key in keys(client, BUCKET)))
+        wait_for(lambda: "decode-b3-l1" in ledger_in(client))
+        commit_graph(port, "decode-b3-l2")
+        raise Interrupted("a notice", "")
+    sent = keys(client, BUCKET)
+    assert any(key.endswith("l2/graph.committed") for key in sent)
+    assert "decode-b3-l2" in ledger_in(client)
+    assert not any(key.endswith("rank-00.committed") for key in sent)
+
+
+def test_rank_files_give_way_while_a_graph_is_sent(ranks: Path, client: Any, proxy: Proxy) -> None:
+    port = Port(ranks)
+    data = b"a graph that takes long to send"
+    with mirrored(port, MirrorOptions(uri=URI), lambda _: None):
+        wait_for(lambda: any(key.endswith("rank-01.committed") for key in keys(client, BUCKET)))
+        proxy.held = blob_key(digest_bytes(data))
+        commit_graph(port, "decode-b3-l1", data)
+        wait_for(lambda: any(proxy.held in path for _, path in proxy.asked))
+        again = port.rank_set(0)
+        manifest = again.manifest()
+        assert manifest is not None
+        again.commit_entries(manifest.files, manifest.facts | {"made": "again"})
+        before = len(proxy.asked)
+        time.sleep(4 * LOOK_SECONDS)
+        puts = [path for method, path in proxy.asked[before:] if method == "PUT"]
+        assert not [path for path in puts if "weights" in path]
+        proxy.held = ""
+
+
+def test_a_set_that_was_refused_is_sent_once_it_is_made_again(
+    ranks: Path, client: Any, proxy: Proxy
+) -> None:
+    """Of the very same bytes too, as rank files are."""
+    port = Port(ranks)
+    whole = port.rank_file(1).read_bytes()
+    os.truncate(port.rank_file(1), len(whole) // 2)
+    told: list[str] = []
+    with mirrored(port, MirrorOptions(uri=URI), told.append):
+        wait_for(lambda: any("rank-01 is not mirrored" in line for line in told))
+        port.rank_set(1).withdraw()
+        port.rank_file(1).write_bytes(whole)
+        port.rank_set(1).commit([port.rank_file(1).name])
+    assert any(key.endswith("rank-01.committed") for key in keys(client, BUCKET))
+    assert sum("rank-01 is not mirrored" in line for line in told) == 1
+
+
+def test_all_uploads_together_have_few_parts_in_memory(
+    tmp_path: Path, client: Any, proxy: Proxy
+) -> None:
+    file = tmp_path / "large"
+    with file.open("wb") as made:
+        made.truncate(2 * FROM_BYTES)
+    store = Store(S3Location.parse(URI))
+    proxy.held = "partNumber"
+    names = "one", "other"
+    threads = [
+        threading.Thread(target=upload, args=(store, name, file, lambda _: None, lambda: None))
+        for name in names
+    ]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: sum("partNumber" in path for _, path in proxy.asked) >= WORKERS)
+    time.sleep(2)
+    assert sum("partNumber" in path for _, path in proxy.asked) == WORKERS
+    proxy.held = ""
+    for thread in threads:
+        thread.join()
+    assert [store.size(name) for name in names] == [2 * FROM_BYTES] * 2
+
+
+def test_uploads_that_nobody_goes_on_with_are_aborted(
+    ranks: Path, client: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of this port and of the checkpoints; not another's, nor young ones. moto gives all of them one old date."""
+    identity = port_id(Port(ranks).record.digest)
+    ours = f"gemma/{identity}/blobs/x", "gemma/raw/y"
+    for key in (*ours, "gemma/another/blobs/z"):
+        client.create_multipart_upload(Bucket=BUCKET, Key=key)
+    for seconds, left in ((1e12, 3), (ABANDONED_SECONDS, 1)):
+        monkeypatch.setattr(abandoned, "ABANDONED_SECONDS", seconds)
+        with mirrored(Port(ranks), MirrorOptions(uri=URI), lambda _: None):
+            pass
+        assert len(client.list_multipart_uploads(Bucket=BUCKET)["Uploads"]) == left
 
 
 @pytest.mark.fault("orig-10-truncated-neff-upload")
