@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,6 +33,9 @@ from gemma_neuron.names import is_plain_file_name
 
 CHUNK_BYTES = 8 * 1024 * 1024
 PARTIAL_SUFFIX = ".partial"
+LOG_SUFFIX = ".parts"
+"""Of the log of a download's finished parts, after the name of the growing file."""
+PARTIAL_SUFFIXES = PARTIAL_SUFFIX, PARTIAL_SUFFIX + LOG_SUFFIX
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -206,12 +209,22 @@ def json_lines(path: Path, *, last_bytes: int | None = None) -> list[dict[str, A
     return lines
 
 
-def remove_partials(folder: Path) -> list[str]:
-    """Remove what an interrupted write left in `folder` itself, file or folder; the names removed."""
-    leftovers = sorted(folder.glob("*" + PARTIAL_SUFFIX)) if folder.is_dir() else []
-    for path in leftovers:
-        remove(path)
-    return [path.name for path in leftovers]
+def remove_partials(folder: Path, *, spare: Collection[str] = ()) -> list[str]:
+    """Remove what an interrupted write left in `folder` itself, file or folder, but for `spare`; the names removed."""
+    if not folder.is_dir():
+        return []
+    found = {path.name for end in PARTIAL_SUFFIXES for path in folder.glob("*" + end)}
+    names = sorted(found.difference(spare))
+    for name in names:
+        remove(folder / name)
+    return names
+
+
+def begun_transfers(folder: Path) -> set[str]:
+    """Names of downloads in `folder` that can be gone on with, and of the logs of their parts."""
+    logs = folder.glob("*" + PARTIAL_SUFFIX + LOG_SUFFIX) if folder.is_dir() else ()
+    pairs = [(log.name, log.name.removesuffix(LOG_SUFFIX)) for log in logs]
+    return {name for pair in pairs if (folder / pair[1]).is_file() for name in pair}
 
 
 def remove(path: Path) -> None:

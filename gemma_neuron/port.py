@@ -14,8 +14,10 @@ from gemma_neuron.artifacts import (
     PARTIAL_SUFFIX,
     CommittedSet,
     append_json_line,
+    begun_transfers,
     digest_json,
     json_lines,
+    remove,
     remove_partials,
     write_json_atomic,
 )
@@ -241,10 +243,18 @@ FIRST_FILES = (LOCK_NAME, RECORD_NAME + PARTIAL_SUFFIX)
 """What a run that was killed at once may have left before there was a record."""
 
 
-def remove_leftovers(path: Path) -> None:
-    """Remove half-written parts of a port, in a port's own places only."""
+def remove_leftovers(path: Path, *, spare_transfers: bool = False) -> None:
+    """Remove half-written parts of a port, in a port's own places only; `spare_transfers`: not begun downloads."""
     for part in OWN_PARTS:
-        remove_partials(path / part)
+        folder = path / part
+        remove_partials(folder, spare=begun_transfers(folder) if spare_transfers else ())
+
+
+def remove_transfers(path: Path) -> None:
+    """Remove begun downloads of parts of a port that nobody goes on with."""
+    for part in OWN_PARTS:
+        for name in begun_transfers(path / part):
+            remove(path / part / name)
 
 
 def check_out_folder(path: Path, fingerprints: Fingerprints) -> None:

@@ -82,14 +82,20 @@ class _Record(BaseModel):
 
 def shared(data: bytes) -> bytes:
     """A `source.json` without what is of one machine alone; of such a one, the same bytes. Raises IntegrityError."""
+    return json_bytes(
+        {"files": [entry.to_json(without=OF_ONE_MACHINE) for entry in entries_of(data)]}
+    )
+
+
+def entries_of(data: bytes) -> tuple[SourceEntry, ...]:
+    """The entries of a `source.json` that another machine wrote. Raises IntegrityError."""
     try:
-        files = _Record.model_validate_json(data).files
+        return _Record.model_validate_json(data).files
     except ValidationError as error:
         raise IntegrityError(
             f"{SOURCE_RECORD} is no record of weights files: {error.errors()[0]['msg']}.",
             "Compile the port again on a machine that has the checkpoint, and push it from there.",
         ) from error
-    return json_bytes({"files": [entry.to_json(without=OF_ONE_MACHINE) for entry in files]})
 
 
 def source_entries(port: Port) -> tuple[SourceEntry, ...] | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
-from gemma_neuron.artifacts import free_bytes, sync_folder
+from gemma_neuron.artifacts import LOG_SUFFIX, free_bytes, sync_folder
 from gemma_neuron.errors import DiskFullError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Transfer:
 
     @property
     def _log(self) -> Path:
-        return self.partial.with_name(self.partial.name + ".parts")
+        return self.partial.with_name(self.partial.name + LOG_SUFFIX)
 
     def missing_bytes(self) -> int:
         """What is still to be fetched, going by the log alone."""

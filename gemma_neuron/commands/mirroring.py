@@ -12,6 +12,7 @@ from gemma_neuron.commands.options import (
     Json,
     MirrorGrace,
     MirrorOnlyWriter,
+    MirrorRaw,
     PortArg,
 )
 from gemma_neuron.render import emit_json, emit_lines, notice
@@ -33,6 +34,7 @@ def push(
     grace: MirrorGrace = 86_400.0,
     bucket_owner: BucketOwner = "",
     only_writer: MirrorOnlyWriter = False,
+    raw: MirrorRaw = True,
     verify: Annotated[
         bool,
         typer.Option(
@@ -51,6 +53,7 @@ def push(
         grace=grace,
         bucket_owner=bucket_owner,
         only_writer=only_writer,
+        raw=raw,
         contents=verify,
     )
     counts, owner = mirroring.push(port, options, notice)

@@ -66,6 +66,13 @@ MirrorOnlyWriter = Annotated[
         help="No other machine writes there: for stores that ignore conditions on writes.",
     ),
 ]
+MirrorRaw = Annotated[
+    bool,
+    typer.Option(
+        "--mirror-raw/--no-mirror-raw",
+        help="Also upload the checkpoint, if SOURCE is a folder: it is put back when its machine is gone.",
+    ),
+]
 BucketOwner = Annotated[
     str, typer.Option("--bucket-owner", help="AWS account that must own the bucket.")
 ]
@@ -79,7 +86,7 @@ Base = Annotated[
 
 
 def mirror_options(
-    uri: str | None, grace: float, bucket_owner: str, only_writer: bool
+    uri: str | None, grace: float, bucket_owner: str, only_writer: bool, *, raw: bool = True
 ) -> MirrorOptions | None:
     """What `--mirror` and its companions ask for. Raises UsageError."""
     if uri is None:
@@ -88,4 +95,6 @@ def mirror_options(
     from gemma_neuron.mirror.location import S3Location
 
     S3Location.parse(uri)
-    return MirrorOptions(uri=uri, grace=grace, bucket_owner=bucket_owner, only_writer=only_writer)
+    return MirrorOptions(
+        uri=uri, grace=grace, bucket_owner=bucket_owner, only_writer=only_writer, raw=raw
+    )

@@ -21,6 +21,7 @@ from gemma_neuron.commands.options import (
     Mirror,
     MirrorGrace,
     MirrorOnlyWriter,
+    MirrorRaw,
     Out,
     PortArg,
     Slots,
@@ -94,6 +95,7 @@ def compile_command(
     mirror_grace: MirrorGrace = 600.0,
     bucket_owner: BucketOwner = "",
     only_writer: MirrorOnlyWriter = False,
+    mirror_raw: MirrorRaw = True,
     cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
@@ -118,7 +120,7 @@ def compile_command(
         layout=layout,
         limits=Limits(stall_seconds=stall_after),
         host_memory=settings.size(host_memory, "--host-memory"),
-        mirror=mirror_options(mirror, mirror_grace, bucket_owner, only_writer),
+        mirror=mirror_options(mirror, mirror_grace, bucket_owner, only_writer, raw=mirror_raw),
         cluster=cluster,
     )
     if dry_run:

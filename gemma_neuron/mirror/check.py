@@ -87,6 +87,13 @@ def digest_of(store: Store, key: str, size: int, progress: Progress) -> str:
     return hasher.hexdigest()
 
 
+def port_ids(base: Store) -> list[str]:
+    """The ids of the ports under a prefix."""
+    marker = f"/{LOOSE_STEM}{MARKER_SUFFIX}"
+    found = {key.removesuffix(marker) for key, _ in base.listing() if key.endswith(marker)}
+    return sorted(name for name in found if "/" not in name)
+
+
 def find_port(
     base: S3Location, port: Port | None, wanted: str, make: Callable[[S3Location], Store]
 ) -> Store:
@@ -98,9 +105,7 @@ def find_port(
     if not wanted and port is not None:
         wanted = port_id(port.record.digest)
     if not wanted:
-        marker = f"/{LOOSE_STEM}{MARKER_SUFFIX}"
-        ids = sorted({key.removesuffix(marker) for key, _ in own.listing() if key.endswith(marker)})
-        ids = [name for name in ids if "/" not in name]
+        ids = port_ids(own)
         if len(ids) != 1:
             raise UsageError(
                 f"{base} holds {len(ids)} ports{': ' if ids else ''}{', '.join(ids[:10])}.",

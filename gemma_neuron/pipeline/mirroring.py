@@ -32,7 +32,7 @@ Notice = Callable[[str], None]
 Progress = Callable[[int], None]
 NOTICE_SECONDS = 60.0
 """What is left of a spot notice of two minutes for uploads, after the work itself has stopped."""
-TAKEN_LOOSE = ("ledger.jsonl", "events.jsonl", "validation.json")
+TAKEN_LOOSE = ("ledger.jsonl", "events.jsonl", "validation.json", "source.json")
 """Loose files a new machine goes on with; the others it has written itself by then, from the same inputs."""
 
 
@@ -84,6 +84,7 @@ def _finish_after(link: Link[Mirror], error: BaseException, grace: float, notice
 def take_parts(store: Store, port: Port, notice: Notice) -> Pulled:
     """What the mirror has of a port that this folder lacks: rank files, graphs, references, ledger."""
     from gemma_neuron.mirror.pull import Puller, sets_in_bucket
+    from gemma_neuron.port import remove_transfers
 
     names = [
         name
@@ -92,6 +93,7 @@ def take_parts(store: Store, port: Port, notice: Notice) -> Pulled:
     ]
     puller = Puller(store, port.path)
     pulled = puller.pull(names, notice)
+    remove_transfers(port.path)  # of what the mirror has no more
     puller.pull_loose([name for name in TAKEN_LOOSE if not (port.path / name).is_file()], notice)
     if pulled.sets:
         notice(

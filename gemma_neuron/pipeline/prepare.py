@@ -12,7 +12,16 @@ from gemma_neuron import __version__
 from gemma_neuron.artifacts import write_json_atomic
 from gemma_neuron.backends.base import Backend, CompileSpec, Dtype
 from gemma_neuron.compilation.buckets import choose_buckets, choose_context, choose_slots
-from gemma_neuron.errors import CheckpointError, SourceChangedError, TemplateError, UsageError
+from gemma_neuron.errors import (
+    AccessError,
+    CheckpointError,
+    NetworkError,
+    SourceChangedError,
+    SourceNotFoundError,
+    TemplateError,
+    UsageError,
+)
+from gemma_neuron.names import path_of
 from gemma_neuron.pipeline.locking import locked
 from gemma_neuron.pipeline.request import CompileRequest, run_dtype
 from gemma_neuron.pipeline.sources import Watch, examined, fetch, open_any
@@ -30,6 +39,7 @@ from gemma_neuron.port import (
 if TYPE_CHECKING:
     from gemma_neuron.checkpoint.audit import Audit
     from gemma_neuron.checkpoint.source import Source
+    from gemma_neuron.mirror.background import MirrorOptions
     from gemma_neuron.plan import ShardPlan
 
 
@@ -42,6 +52,8 @@ class Prepared:
     record: PortRecord
     small: dict[str, bytes]
     """Name → bytes of the port's `source/`: what was judged is what is written."""
+    has_mirror: bool = False
+    """From which a part that was begun can be gone on with."""
 
 
 def prepare(
@@ -58,7 +70,7 @@ def prepare(
     """
     from gemma_neuron.sharding.planner import layout
 
-    source = open_any(source_text, watch)
+    source = _opened(source_text, request.mirror if makes_port else None, watch)
     if makes_port:
         _require_text(source)
     audit, small = _judged(source)
@@ -80,7 +92,28 @@ def prepare(
         audit, small = _judged(source)
         record = _record(source, audit, small, plan, compile_spec, spec)
         check_out_folder(request.out, record.fingerprints)
-    return Prepared(source, audit, plan, Port(request.out), record, small)
+    has_mirror = request.mirror is not None
+    return Prepared(source, audit, plan, Port(request.out), record, small, has_mirror)
+
+
+def _opened(text: str, mirror: MirrorOptions | None, watch: Watch) -> Source:
+    """SOURCE; a folder that is gone with its machine is put back from the mirror first. Raises as `open_any` does."""
+    try:
+        return open_any(text, watch)
+    except SourceNotFoundError:
+        if mirror is None or text.startswith("s3://"):
+            raise
+        from gemma_neuron.pipeline.put_back import put_back
+
+        folder = path_of(text).absolute()
+        try:
+            there = put_back(folder, mirror.uri, mirror.bucket_owner, watch.tell, watch.progress)
+        except (AccessError, NetworkError) as error:
+            watch.tell(f"warning: {folder} is not looked for in the mirror: {error.message}")
+            there = False
+        if not there:
+            raise
+    return open_any(text, watch)
 
 
 def _judged(source: Source) -> tuple[Audit, dict[str, bytes]]:
@@ -120,7 +153,7 @@ def only_worker(prepared: Prepared) -> Iterator[None]:
     with locked(path, LOCK_NAME):
         # another run may have made a port of it between the first look and the lock
         check_out_folder(path, prepared.record.fingerprints)
-        remove_leftovers(path)
+        remove_leftovers(path, spare_transfers=prepared.has_mirror)
         _write_front(prepared)
         yield
 

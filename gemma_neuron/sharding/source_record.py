@@ -116,7 +116,7 @@ class SourceDigests:
             raise PortMismatchError(
                 f"{path.name} has other bytes than when {self.port.path} was begun: blake3 "
                 f"{found['blake3'][:16]}, then {known.blake3[:16]}.",
-                "Compile the changed checkpoint into a new folder.",
+                "Compile the changed checkpoint into a new folder, and with a mirror under another prefix.",
             )
         self._just_read.add(path)
         return _with_digests(fresh, found)

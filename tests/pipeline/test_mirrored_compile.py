@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from gemma_neuron.port import Port
+from gemma_neuron.transfer import Transfer
 from tests.sources.processes import Commands, clean_environment
-from tests.sources.s3_servers import boto, keys, moto, variables
+from tests.sources.s3_servers import boto, keys, moto, proxied, variables
 
 URI = "s3://spot/gemma"
 UNITS = 3
@@ -132,3 +134,72 @@ def test_a_wrong_object_in_the_bucket_is_made_again_and_written_over(
     assert built(tmp_path / "new") == built(port)
     assert client.get_object(Bucket="spot", Key=key)["Body"].read() == whole
     assert commands.document("mirror", "verify", port, uri)["objects"]["bad"] == 0
+
+
+def test_a_part_that_was_begun_is_gone_on_with(
+    source: Path, port: Path, server: str, commands: Commands, tmp_path: Path
+) -> None:
+    """A compile was killed while it took a rank file from the mirror, all of whose parts had come."""
+    uri, new = "s3://spot/begun", tmp_path / "new"
+    commands.done("mirror", "push", shutil.copytree(port, tmp_path / "own"), uri)
+    shutil.copytree(port, new)
+    rank = Port(new).rank_set(0)
+    manifest = rank.manifest()
+    assert manifest is not None
+    (entry,) = manifest.files
+    rank.withdraw()
+    whole = (rank.folder / entry.name).read_bytes()
+    (rank.folder / entry.name).unlink()
+    growing = rank.folder / f"{entry.name}.{entry.blake3[:16]}.partial"
+    transfer = Transfer(size=entry.bytes, partial=growing, new_hash=blake3)
+    transfer.run(lambda at, count: iter([whole[at : at + count]]), lambda _: False, lambda _: None)
+    litter = rank.folder / f"{entry.name}.0123456789abcdef.partial.parts"
+    litter.write_text("parts of another")
+
+    with proxied(server) as proxy:
+        there = commands.having(AWS_ENDPOINT_URL_S3=proxy.address)
+        there.done(*arguments(source, new), "--mirror", uri)
+        assert not proxy.sent(entry.blake3)
+    assert (rank.folder / entry.name).read_bytes() == whole
+    assert not list(rank.folder.glob("*.partial*"))
+
+
+def test_a_checkpoint_that_is_gone_with_its_machine_is_put_back(
+    source: Path, port: Path, server: str, commands: Commands, tmp_path: Path
+) -> None:
+    """The same command in an empty folder, on a machine that never had SOURCE."""
+    uri, lost = "s3://spot/gone", tmp_path / "a checkpoint"
+    shutil.copytree(source, lost)
+    own = Path(shutil.copytree(port, tmp_path / "own"))
+    record = Port(own).record
+    moved = record.source.model_copy(update={"uri": str(lost.resolve())})
+    Port(own).write_record(record.model_copy(update={"source": moved}))
+    files = json.loads((own / "source.json").read_text())
+    files["files"][0]["seen_at"] = str(lost)
+    (own / "source.json").write_text(json.dumps(files))
+    commands.done("mirror", "push", own, uri)
+    before = {path.name: path.read_bytes() for path in lost.iterdir()}
+    shutil.rmtree(lost)
+    shutil.rmtree(own)
+    assert "There is no folder" in commands.refused(
+        3, *arguments(lost, tmp_path / "none"), "--mirror", "s3://spot/empty"
+    )
+
+    lost.mkdir()
+    (lost / "notes.txt").write_text("of somebody else")
+    commands.refused(3, *arguments(lost, own), "--mirror", uri)
+    (lost / "notes.txt").unlink()
+    found = commands.done(*arguments(lost, own), "--mirror", uri)
+    assert "is gone; putting it back" in found.stderr
+    assert {path.name: path.read_bytes() for path in lost.iterdir()} == before
+    assert built(own) == built(port) and Port(own).record.source == moved
+
+
+def test_the_checkpoint_is_left_out_where_it_is_not_wanted(
+    port: Path, server: str, commands: Commands, tmp_path: Path
+) -> None:
+    own = shutil.copytree(port, tmp_path / "own")
+    commands.done("mirror", "push", own, "s3://spot/small", "--no-mirror-raw")
+    names = keys(boto(server), "spot")
+    assert any(name.startswith("small/") for name in names)
+    assert not any(name.startswith("small/raw/") for name in names)
