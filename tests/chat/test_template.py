@@ -138,7 +138,7 @@ def test_tok_18_system_text_is_folded_in_gemma3_and_a_turn_of_its_own_in_gemma4(
 HOSTILE = {
     "endless": (
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "1 s",
+        "memory or time",
     ),
     "output": ("{% for i in range(9999) %}{{ 'x' * 1000 }}{% endfor %}", "1048576 bytes"),
     "memory": ("{% set x = 'a' * 999999999 %}{{ x }}", "memory"),
