@@ -95,6 +95,8 @@ def main() -> NoReturn:
         code = ended.exit_code
     except (KeyboardInterrupt, Abort):
         code = _cancelled(wants_json)
+    except interrupts.Stop as stop:
+        code = _fail(stop.error, wants_json)
     except GemmaNeuronError as error:
         code = _fail(error, wants_json)
     except BrokenPipeError:

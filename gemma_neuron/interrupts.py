@@ -16,6 +16,19 @@ SIGTERM = Interrupted("Stopped by SIGTERM with work left.", "Run the same comman
 _asked: list[Interrupted] = []
 
 
+class Stop(BaseException):
+    """Raised where the main thread stands when it is asked to end. No `Exception`: libraries make errors of their own
+    of those, botocore one of its connection, and the end would be taken for trouble with a store and tried again."""
+
+    def __init__(self, error: Interrupted) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class AtOnce(KeyboardInterrupt):
+    """A second Ctrl-C: nothing is waited for any more."""
+
+
 def hear_signals() -> None:
     """SIGTERM and Ctrl-C end the command from here on; a Ctrl-C that whoever started us ignores stays ignored."""
     _asked.clear()
@@ -42,4 +55,4 @@ def _on_ctrl_c(number: int, frame: object) -> NoReturn:
 def _on_sigterm(number: int, frame: object) -> NoReturn:
     """With work left: what is committed stays, the rest is dropped, exit 75."""
     _asked.append(SIGTERM)
-    raise SIGTERM
+    raise Stop(SIGTERM)

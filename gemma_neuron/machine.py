@@ -77,6 +77,14 @@ def instance_type(root: Path = Path("/")) -> str:
         return ""
 
 
+def is_ec2(root: Path = Path("/")) -> bool:
+    """Whether the firmware says that this is an EC2 instance."""
+    try:
+        return (root / "sys/devices/virtual/dmi/id/sys_vendor").read_text().strip() == "Amazon EC2"
+    except OSError:
+        return False
+
+
 @cache
 def cpu_capability() -> str:
     """torch's name for the vector instructions generated code will use (AVX2, AVX512, …).
@@ -119,9 +127,13 @@ class ControlGroup:
 
     @property
     def limit(self) -> int | None:
-        """Its limit in bytes; None for none. Version 1 writes a number near 2**63 then, which no machine has."""
-        text = self._text("memory.limit_in_bytes", "memory.max").strip()
-        return int(text) if text.isdigit() else None
+        """Its limit in bytes, at least 1; None for none. Version 1 writes a number near 2**63 then, which no machine
+        has. In version 2 `memory.high` counts too: past it the kernel slows a group down until it stands."""
+        texts = [self._text("memory.limit_in_bytes", "memory.max")]
+        if self.version == 2:
+            texts.append(self._text("", "memory.high"))
+        limits = [int(text) for text in texts if text.strip().isdigit()]
+        return max(1, min(limits)) if limits else None
 
     @property
     def used(self) -> int | None:

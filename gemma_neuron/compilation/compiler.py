@@ -23,7 +23,6 @@ from gemma_neuron.compilation.prediction import Prediction, predict
 from gemma_neuron.compilation.schedule import Schedule
 from gemma_neuron.compilation.workshop import Here, Workshop
 from gemma_neuron.elastic.events import EventLog
-from gemma_neuron.elastic.metadata import InstanceMetadata
 from gemma_neuron.elastic.notice import Notices
 from gemma_neuron.geometry import ModelGeometry
 from gemma_neuron.machine import HostBudget
@@ -72,28 +71,31 @@ def compile_units(
     port: Port,
     geometry: ModelGeometry,
     plan: ShardPlan,
-    spec: CompileSpec,
     backend: Backend,
-    notice: Notice,
     workshop: Workshop,
+    notices: Notices,
     limits: Limits | None = None,
+    before_stage: Callable[[], None] = lambda: None,
 ) -> CompiledModel:
-    """Compile every unit of `spec` that is not committed, in `workshop`.
+    """Compile every unit of the port's spec that is not committed, in `workshop`; told and logged as `notices` are.
+    `before_stage` may commit units that it has from elsewhere.
 
     Raises CompileError for units that cannot be built, DoesNotFitError for one that memory cannot hold.
     """
+    spec = port.spec
     units = spec.units()
     _remove_leftovers(port, units)
     ledger.settle(port, units)
     life = ledger.life(port)
-    events = EventLog(lambda event, facts: port.append("events.jsonl", {"event": event} | facts))
+    events = notices.events
     events.emit("started", life=life)
     peaks: dict[str, int] = {}
     reused: list[str] = []
     most = 0
-    notices = Notices(events, InstanceMetadata.here(), notice)
-    with notices, closing(workshop.engine()) as engine:
+    with closing(workshop.engine()) as engine:
         for stage in spec.stages():
+            before_stage()
+            ledger.settle(port, units)
             parts = parts_of(stage, port, geometry, plan, spec)
             pending = _looked_up(parts, backend, reused, life)
             if not pending:
@@ -104,11 +106,13 @@ def compile_units(
             conditions = _conditions(workshop, expected, notices)
             at_once = workshop.at_once(list(expected.values()))
             schedule = Schedule(engine, events, workshop.work, conditions, at_once)
-            for todo, result in _results(schedule, workshop, pending, limits or Limits(), life):
-                if _publish(port, todo, result, life, notice):
-                    peaks[todo.unit.name] = result.host_peak_bytes
-                else:
-                    reused.append(todo.unit.name)
+            results = _results(schedule, workshop, pending, limits or Limits(), life)
+            with notices.noting():
+                for todo, result in results:
+                    if _publish(port, todo, result, life, notices.tell):
+                        peaks[todo.unit.name] = result.host_peak_bytes
+                    else:
+                        reused.append(todo.unit.name)
             most = max(most, conditions.memory.peak_bytes)
     downtime = round(events.downtime_seconds, 4)
     events.emit("done", life=life, built=list(peaks), downtime_seconds=downtime)
@@ -148,7 +152,7 @@ def trace_only(
         for part in parts
     ]
     events, expected, here = EventLog(), predict(parts, backend), Here(backend, budget)
-    conditions = _conditions(here, expected, Notices(events))
+    conditions = _conditions(here, expected, Notices())
     with closing(here.engine()) as engine:
         at_once = here.at_once(list(expected.values()))
         schedule = Schedule(engine, events, here.work, conditions, at_once)

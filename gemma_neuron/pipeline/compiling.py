@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 from gemma_neuron.backends.base import Backend
 from gemma_neuron.backends.registry import backend
+from gemma_neuron.elastic.events import EventLog
+from gemma_neuron.elastic.metadata import InstanceMetadata
+from gemma_neuron.elastic.notice import Notices
 from gemma_neuron.pipeline.host import own_peak, require_budget
 from gemma_neuron.pipeline.mirroring import mirrored
 from gemma_neuron.pipeline.prepare import Prepared, only_worker, prepare, show_warnings
@@ -34,8 +37,11 @@ def compile_port(
     """Audit, plan, shard and compile; toolchain and cluster are looked at before anything long starts."""
     chosen = backend(request.backend)
     chosen.require()
-    with _opening(request, chosen) as opened:
-        return _compiled(source_text, request, opened, progress, notice, watch)
+    with (
+        Notices(InstanceMetadata.here(), notice) as notices,
+        _opening(request, chosen) as opened,
+    ):
+        return _compiled(source_text, request, opened, progress, notice, watch, notices)
 
 
 @contextmanager
@@ -59,6 +65,7 @@ def _compiled(
     progress: Progress | None,
     notice: Notice,
     watch: Watch,
+    notices: Notices,
 ) -> PortResult:
     from gemma_neuron.compilation.compiler import compile_units
 
@@ -69,17 +76,23 @@ def _compiled(
     geometry, port = prepared.audit.geometry, prepared.port
     assert geometry is not None
     workshop = opened(prepared)
-    with only_worker(prepared), mirrored(port, request.mirror, notice):
+    with (
+        only_worker(prepared),
+        mirrored(port, request.mirror, notice, notices) as take_more,
+    ):
+        notices.events = EventLog(
+            lambda event, facts: port.append("events.jsonl", {"event": event} | facts)
+        )
         sharded, _ = cut_and_counted(prepared, progress)
         compiled = compile_units(
             port,
             geometry,
             prepared.plan,
-            port.spec,
             chosen,
-            notice,
             workshop,
+            notices,
             request.limits,
+            take_more,
         )
     return PortResult(
         port=port.path,

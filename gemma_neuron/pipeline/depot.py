@@ -3,15 +3,13 @@ mirrored is the error at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemma_neuron.elastic.events import EventLog
-from gemma_neuron.errors import GemmaNeuronError, Interrupted, NetworkError
+from gemma_neuron.errors import NetworkError
 from gemma_neuron.pipeline.link import Link
-from gemma_neuron.pipeline.mirroring import NOTICE_SECONDS
 from gemma_neuron.tuning.checkpoints import STEM, folder_name, step_of
 
 if TYPE_CHECKING:
@@ -87,30 +85,7 @@ class CheckpointDepot:
         if self._link.mirror is not None:
             self._put_newest(self._link.mirror)
 
-    def finish(self, grace: float | None = None) -> None:
-        """See `Depot`. `grace`: seconds there are when the work ended before its end; a store that was never reached
-        is not asked again then."""
-        if grace is not None:
-            self._link.finish(grace, only_reached=True)
-        elif self._newest is not None or self._link.mirror is not None:
-            self._link.finish(self._options.grace)
-
-
-@contextmanager
-def kept_in(depot: CheckpointDepot | None, notice: Notice) -> Iterator[CheckpointDepot | None]:
-    """Within it checkpoints are uploaded as they are committed; at its end the newest is there.
-
-    An error of the work itself comes first, and hurries where it is a notice.
-    """
-    try:
-        yield depot
-    except BaseException as error:
-        if depot is not None:
-            hurried = isinstance(error, Interrupted | KeyboardInterrupt)
-            try:
-                depot.finish(NOTICE_SECONDS if hurried else None)
-            except GemmaNeuronError as problem:
-                notice(f"warning: {problem.message}")
-        raise
-    if depot is not None:
-        depot.finish()
+    def finish(self, seconds: float, *, only_reached: bool = False) -> None:
+        """See `Link.finish`. Without a checkpoint a store that was never reached is not asked again either."""
+        never = self._newest is None and self._link.mirror is None
+        self._link.finish(seconds, only_reached=only_reached or never)

@@ -31,18 +31,43 @@ class Link(Generic[Made]):
     `uri`, `tell`: for what people are told.
     """
 
-    def __init__(self, connect: Callable[[], Made], uri: str, tell: Callable[[str], None]) -> None:
-        """Connects if it can. Raises MirrorInUseError or AccessError."""
+    def __init__(
+        self,
+        connect: Callable[[], Made],
+        uri: str,
+        tell: Callable[[str], None],
+        patience: float = 0.0,
+    ) -> None:
+        """Connects if it can, waiting `patience` seconds for a store that is away. Raises MirrorInUseError or
+        AccessError."""
         self._connect, self._uri, self._tell = connect, uri, tell
         self._ready: Callable[[Made], None] = lambda made: None
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._problem: GemmaNeuronError | None = None
         self.mirror: Made | None = None
-        try:
-            self.mirror = connect()
-        except NetworkError as error:
-            tell(f"warning: working without the mirror for now: {error.message}")
+        self._first(patience)
+
+    def _first(self, patience: float) -> None:
+        end, wait = time.monotonic() + patience, FIRST_WAIT
+        waiting = False
+        while True:
+            try:
+                self.mirror = self._connect()
+                return
+            except NetworkError as error:
+                left = end - time.monotonic()
+                if left <= 0:
+                    self._tell(f"warning: working without the mirror for now: {error.message}")
+                    return
+                if not waiting:
+                    waiting = True
+                    self._tell(
+                        f"warning: waiting up to {patience:.0f} s for the mirror, which may hold what would be made "
+                        f"anew: {error.message}"
+                    )
+            time.sleep(min(left, wait * random.uniform(0.5, 1.0)))
+            wait = min(LONGEST_WAIT, 2 * wait)
 
     def start(self, ready: Callable[[Made], None]) -> None:
         """Call `ready` with the mirror: now, or from a thread that tries on beside the work."""
@@ -53,17 +78,17 @@ class Link(Generic[Made]):
         self._thread = threading.Thread(target=self._try_on, name="mirror-link", daemon=True)
         self._thread.start()
 
-    def finish(self, grace: float, *, only_reached: bool = False) -> None:
-        """The end of the work: what is left is sent within `grace` seconds. Raises what the mirror's `finish` raises.
+    def finish(self, seconds: float, *, only_reached: bool = False) -> None:
+        """The end of the work: what is left is sent within `seconds`. Raises what the mirror's `finish` raises.
 
         A store that was never reached is asked once more, and NotMirroredError raised if it is still away, or what
         kept the mirror from being connected to meanwhile; with `only_reached` (the work ended by an error of its own,
         which comes first) neither.
         """
-        end = time.monotonic() + grace
+        end = time.monotonic() + seconds
         self._over.set()
         if self._thread is not None:
-            self._thread.join(grace)
+            self._thread.join(seconds)
         mirror = self.mirror
         if mirror is None and not only_reached:
             mirror = self._last_try()

@@ -10,16 +10,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gemma_neuron.elastic.notice import Notices
 from gemma_neuron.errors import (
     GemmaNeuronError,
-    Interrupted,
     NetworkError,
     NotMirroredError,
     OwnerLostError,
     PortIncompleteError,
 )
+from gemma_neuron.pipeline.flushing import ASKED, flushed
 from gemma_neuron.pipeline.link import Link
-from gemma_neuron.port import RECORD_NAME, Port
+from gemma_neuron.port import RECORD_NAME, UNIT_STEM, Port
 
 if TYPE_CHECKING:
     from gemma_neuron.mirror.background import Mirror, MirrorOptions
@@ -30,55 +31,60 @@ if TYPE_CHECKING:
 
 Notice = Callable[[str], None]
 Progress = Callable[[int], None]
-NOTICE_SECONDS = 60.0
-"""What is left of a spot notice of two minutes for uploads, after the work itself has stopped."""
+TakeMore = Callable[[], None]
+START_SECONDS = 120.0
+"""How long the work waits for a store that is away before it makes everything anew: a graph takes far longer."""
 TAKEN_LOOSE = ("ledger.jsonl", "events.jsonl", "validation.json", "source.json")
 """Loose files a new machine goes on with; the others it has written itself by then, from the same inputs."""
 
 
 @contextmanager
-def mirrored(port: Port, options: MirrorOptions | None, notice: Notice) -> Iterator[None]:
+def mirrored(
+    port: Port, options: MirrorOptions | None, notice: Notice, notices: Notices | None = None
+) -> Iterator[TakeMore]:
     """Within it the port's parts are uploaded as they are committed; at its end, all of them are.
 
-    First takes from the mirror what this machine lacks. Raises MirrorInUseError or AccessError at once,
-    NotMirroredError or OwnerLostError at the end; an error of the work itself comes first.
+    First takes from the mirror what this machine lacks; with nothing built here yet a store that is away is waited
+    for, START_SECONDS. What it yields takes it from one that came later, once, and is to be called where no part is
+    being made. Raises MirrorInUseError or AccessError at once, NotMirroredError or OwnerLostError at the end; an
+    error of the work itself comes first. `notices`: what may ask for an earlier end.
     """
     if options is None:
-        yield
+        yield lambda: None
         return
     from gemma_neuron.mirror.background import Mirror
 
-    link = Link(lambda: Mirror(port, options, notice), options.uri, notice)
+    patience = START_SECONDS if not _has_graphs(port) else 0.0
+    link = Link(lambda: Mirror(port, options, notice), options.uri, notice, patience)
+    taken = link.mirror is not None
     if link.mirror is not None:
-        _take_from(link.mirror, port, notice)
+        try:
+            _take_from(link.mirror, port, notice)
+        except BaseException:
+            link.mirror.owner.release()
+            raise
+
+    def take_more() -> None:
+        nonlocal taken
+        if not taken and link.mirror is not None:
+            taken = True
+            _take_from(link.mirror, port, notice)
+
     link.start(Mirror.start)
-    try:
-        yield
-    except BaseException as error:
-        _finish_after(link, error, options.grace, notice)
-        raise
-    link.finish(options.grace)
+    with flushed(link.finish, options.grace, notices or Notices(), notice):
+        yield take_more
+
+
+def _has_graphs(port: Port) -> bool:
+    return any((port.path / "graphs").glob(f"*/{UNIT_STEM}.committed"))
 
 
 def _take_from(mirror: Mirror, port: Port, notice: Notice) -> None:
-    """What this machine lacks, as far as the store can be reached. The lease is given back on any other error."""
+    """What this machine lacks, as far as the store can be reached."""
     try:
         take_parts(mirror.store, port, notice)
     except NetworkError as error:
         notice(f"warning: nothing more is taken from the mirror: {error.message}")
-    except BaseException:
-        mirror.owner.release()
-        raise
-
-
-def _finish_after(link: Link[Mirror], error: BaseException, grace: float, notice: Notice) -> None:
-    """Upload what is committed before `error` ends the process, within the notice if it is one."""
-    hurried = isinstance(error, Interrupted | KeyboardInterrupt)
-    seconds = min(NOTICE_SECONDS, grace) if hurried else grace
-    try:
-        link.finish(seconds, only_reached=True)
-    except GemmaNeuronError as problem:
-        notice(f"warning: {problem.message}")
 
 
 def take_parts(store: Store, port: Port, notice: Notice) -> Pulled:
@@ -114,7 +120,7 @@ def push(path: Path, options: MirrorOptions, notice: Notice) -> tuple[Counts, st
         mirror.finish()
     except (NotMirroredError, OwnerLostError):
         raise
-    except (KeyboardInterrupt, Interrupted):
+    except ASKED:
         with suppress(GemmaNeuronError):  # that something is left is no news to who stopped it
             mirror.finish(0.0)
         raise
@@ -124,7 +130,7 @@ def push(path: Path, options: MirrorOptions, notice: Notice) -> tuple[Counts, st
 def pull(path: Path, store: Store, notice: Notice, progress: Progress) -> Pulled:
     """A whole port out of the bucket; goes on where an earlier pull was stopped.
 
-    Raises PortIncompleteError when the bucket holds none, IntegrityError when parts of it are wrong.
+    Raises PortIncompleteError when the bucket holds none, IntegrityError when it is not the one expected.
     """
     from gemma_neuron.mirror.pull import Puller, require_port, sets_in_bucket
     from gemma_neuron.port import remove_leftovers

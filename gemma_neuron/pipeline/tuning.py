@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,8 @@ from gemma_neuron.elastic.events import EventLog
 from gemma_neuron.elastic.metadata import InstanceMetadata
 from gemma_neuron.elastic.notice import Notices
 from gemma_neuron.errors import UsageError
-from gemma_neuron.pipeline.depot import CheckpointDepot, kept_in
+from gemma_neuron.pipeline.depot import CheckpointDepot
+from gemma_neuron.pipeline.flushing import flushed
 from gemma_neuron.pipeline.locking import locked
 from gemma_neuron.pipeline.sites import elsewhere, here, joined, require_room
 from gemma_neuron.pipeline.sources import UNWATCHED, Watch, examined, fetch, open_any
@@ -79,8 +81,9 @@ def tuned(
     Raises UsageError (DataError for the data), what a source can raise, what `RayEngine` raises, and what `Tuning.run`
     raises.
     """
-    with joined(request.cluster) as engine:
-        return _tuned(source_text, request, engine, Told(notice, reading, look, watch))
+    with Notices(InstanceMetadata.here(), notice) as notices, joined(request.cluster) as engine:
+        told = Told(notice, reading, look, watch)
+        return _tuned(source_text, request, engine, told, notices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,13 @@ class Told:
     watch: Watch
 
 
-def _tuned(source_text: str, request: TuneRequest, engine: RayEngine | None, told: Told) -> Tuned:
+def _tuned(
+    source_text: str,
+    request: TuneRequest,
+    engine: RayEngine | None,
+    told: Told,
+    notices: Notices,
+) -> Tuned:
     from gemma_neuron.tuning.published import published
     from gemma_neuron.tuning.record import (
         EVENTS_NAME,
@@ -119,10 +128,11 @@ def _tuned(source_text: str, request: TuneRequest, engine: RayEngine | None, tol
         events = EventLog(
             lambda event, fields: append_json_line(out / EVENTS_NAME, {"event": event} | fields)
         )
+        notices.events = events
         facts = published(out, record)
         if facts is not None:
             notice("the adapter is finished: nothing is left to do")
-            with kept_in(_depot(record, request, notice, events), notice) as depot:
+            with _kept(record, request, notice, notices) as depot:
                 if depot is not None:
                     depot.put(int(facts["steps"]))
             return _as_it_is(out, facts)
@@ -132,31 +142,33 @@ def _tuned(source_text: str, request: TuneRequest, engine: RayEngine | None, tol
             require_room(engine, audit, asked, record.recipe, notice)
             site = elsewhere(engine, source, record, samples)
         events.emit("started", run=record.id, replicas=asked.replicas)
-        with (
-            Notices(events, InstanceMetadata.here(), notice) as notices,
-            kept_in(_depot(record, request, notice, events), notice) as depot,
-        ):
+        with _kept(record, request, notice, notices) as depot, notices.noting():
             around = Surroundings(
                 notices=notices, events=events, tell=notice, progress=told.look, depot=depot
             )
             return Tuning(site, out, record, asked, around).run()
 
 
-def _depot(
-    record: RunRecord, request: TuneRequest, notice: Notice, events: EventLog
-) -> CheckpointDepot | None:
+@contextmanager
+def _kept(
+    record: RunRecord, request: TuneRequest, notice: Notice, notices: Notices
+) -> Iterator[CheckpointDepot | None]:
+    """Within it checkpoints are uploaded as they are committed, where there is a mirror; at its end the newest is."""
     from gemma_neuron.tuning.record import CHECKPOINTS
 
     if request.mirror is None:
-        return None
-    return CheckpointDepot(
+        yield None
+        return
+    depot = CheckpointDepot(
         request.out / CHECKPOINTS,
         record.id,
         request.mirror,
         keep=request.keep,
         notice=notice,
-        events=events,
+        events=notices.events,
     )
+    with flushed(depot.finish, request.mirror.grace, notices, notice):
+        yield depot
 
 
 def _record(

@@ -6,6 +6,7 @@ files or the network is shown with control bytes escaped.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import re
@@ -60,8 +61,12 @@ def notice(line: str, level: int = logging.INFO) -> None:
     if logs.as_json():
         logs.say(level, line)
         return
-    sys.stderr.write(safe(line) + "\n")
-    sys.stderr.flush()
+    try:
+        sys.stderr.write(safe(line) + "\n")
+        sys.stderr.flush()
+    except OSError as error:
+        if error.errno != errno.EIO:  # of a terminal that was closed: the work goes on without it
+            raise
 
 
 def show_error(error: GemmaNeuronError, as_json: bool) -> None:

@@ -60,9 +60,6 @@ class Depot(Protocol):
     def put(self, step: int) -> None:
         """Send a committed checkpoint in the background; one that is overtaken by a newer one may be left out."""
 
-    def finish(self, grace: float | None = None) -> None:
-        """Wait for the newest to be there. Raises NotMirroredError or OwnerLostError."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:

@@ -37,7 +37,7 @@ def main(folder: Path, told: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"peaks": {}, "events": events, "error": None}
     with closing(EmbeddedEngine(preload=["tests.compilation.units"])) as engine:
         log = EventLog(lambda what, facts: events.append(f"{what} {facts.get('unit')}"))
-        conditions = Conditions(memory, Notices(log))
+        conditions = Conditions(memory, Notices())
         schedule: Schedule[Unit, str] = Schedule(engine, log, build, conditions, len(units))
         try:
             for end in schedule.run(units):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,8 +20,8 @@ from gemma_neuron.elastic.engine import Outcome, WorkerHandle, WorkerSpec
 from gemma_neuron.elastic.events import EventLog
 from gemma_neuron.elastic.faults import NodeLost, PreemptionNotice, WorkerDied
 from gemma_neuron.elastic.metadata import ENDPOINT, InstanceMetadata
-from gemma_neuron.elastic.notice import Notices
-from gemma_neuron.errors import CompileError, Interrupted
+from gemma_neuron.elastic.notice import FLUSH_SECONDS, Notices
+from gemma_neuron.errors import CompileError, DoesNotFitError, Interrupted
 from gemma_neuron.machine import HostBudget
 from tests.compilation.units import SILENCE, Unit, build
 from tests.elastic.imds_stand_in import Metadata
@@ -30,7 +31,7 @@ HANG_SLACK = 1.0
 
 
 def plenty() -> Conditions:
-    return Conditions(HostMemory(HostBudget(10**15, "the test"), {}), Notices(EventLog()))
+    return Conditions(HostMemory(HostBudget(10**15, "the test"), {}), Notices())
 
 
 class Shop:
@@ -40,6 +41,7 @@ class Shop:
         self.folder = folder
         self.engine = EmbeddedEngine(preload=["tests.compilation.units"])
         self.said: list[tuple[float, str, dict[str, Any]]] = []
+        self.told: list[str] = []
 
     def run(self, units: Mapping[str, tuple[str, ...]], most: int = 2) -> list[str]:
         made = [Unit(self.folder, name, tries) for name, tries in units.items()]
@@ -50,9 +52,11 @@ class Shop:
     def of(self, what: str, unit: str) -> list[dict[str, Any]]:
         return [facts for _, said, facts in self.said if said == what and facts["unit"] == unit]
 
-    def watching(self, metadata: Metadata) -> Notices:
+    @contextmanager
+    def watching(self, metadata: Metadata) -> Iterator[Notices]:
         source = InstanceMetadata.here({ENDPOINT: metadata.url})
-        return Notices(EventLog(), source, poll_seconds=0.05)
+        with Notices(source, self.told.append, poll_seconds=0.05) as notices, notices.noting():
+            yield notices
 
     def starts(self, name: str) -> int:
         return Unit(self.folder, name).starts
@@ -231,7 +235,7 @@ def test_on_a_notice_no_unit_starts_and_what_ends_in_time_is_kept(
         schedule: Schedule[Unit, str] = Schedule(
             shop.engine, EventLog(), build, Conditions(memory, notices), 1
         )
-        metadata.take_away(60)
+        metadata.take_away(FLUSH_SECONDS + 10)
         for end in schedule.run(units):
             done.append(end.result)
     assert caught.value.exit_code == 75
@@ -255,3 +259,47 @@ def test_on_a_recommendation_only_short_units_are_started(shop: Shop, metadata: 
             done.append(end.result)
     assert caught.value.exit_code == 75
     assert done == ["short"] and shop.starts("long") == 0
+
+
+def test_metadata_that_stops_answering_keeps_nothing_waiting_for_ever(
+    shop: Shop, metadata: Metadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a first compile every unit counts as long."""
+    monkeypatch.setattr("gemma_neuron.elastic.notice.UNKNOWN_SECONDS", 2.0)
+    with shop.watching(metadata) as notices:
+        metadata.failing = True
+        while notices.outlook != "unknown":
+            time.sleep(0.02)
+        started = time.monotonic()
+        memory = HostMemory(HostBudget(10**15, "the test"), {})
+        conditions = Conditions(memory, notices, long=frozenset({"decode"}))
+        schedule: Schedule[Unit, str] = Schedule(shop.engine, EventLog(), build, conditions, 1)
+        done = [end.result for end in schedule.run([Unit(shop.folder, "decode", ("sleep 0.5",))])]
+    assert done == ["decode"] and time.monotonic() - started > 1.5
+    assert any("answers no more" in line for line in shop.told)
+    assert any("going on without notices" in line for line in shop.told)
+
+
+class Killing(HostMemory):
+    """Says of every worker that died that the kernel killed it."""
+
+    def killed_by_kernel(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("kills", [1, 2])
+def test_one_kill_of_a_unit_alone_may_be_a_neighbours_fault(shop: Shop, kills: int) -> None:
+    """It is tried once more; what is learnt from a second is what it was seen to take, not the whole budget."""
+    budget = 2**40
+    conditions = Conditions(Killing(HostBudget(budget, "the test"), {}), Notices())
+    events = EventLog()
+    schedule: Schedule[Unit, str] = Schedule(shop.engine, events, build, conditions, 1)
+    units = [Unit(shop.folder, "decode", ("signal SIGKILL",) * kills + ("",))]
+    if kills == 1:
+        assert [end.result for end in schedule.run(units)] == ["decode"]
+    else:
+        with pytest.raises(DoesNotFitError, match="killed by the kernel"):
+            list(schedule.run(units))
+        (failed,) = schedule.failed
+        assert failed.host_peak_bytes < budget / 2
+    assert events.counts["oom_killed"] == kills and shop.starts("decode") == 2

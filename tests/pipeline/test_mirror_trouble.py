@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -49,7 +50,9 @@ def client(server: str) -> Iterator[Any]:
 
 @pytest.fixture
 def proxy(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """Before the server, for this process and those it starts; boto3 asks each thing once."""
+    """Before the server, for this process and those it starts; boto3 asks each thing once, and nobody waits at the
+    start."""
+    monkeypatch.setattr("gemma_neuron.pipeline.mirroring.START_SECONDS", 0.0)
     with proxied(server) as passing:
         own = variables(passing.address, AWS_MAX_ATTEMPTS="1", HOME=str(tmp_path))
         for name, value in own.items():
@@ -85,6 +88,36 @@ def test_a_store_that_comes_back_during_the_work_is_mirrored_to_at_once(
         proxy.statuses.clear()
         wait_for(lambda: any(key.endswith("rank-01.committed") for key in keys(client, BUCKET)))
     assert [line["event"] for line in Port(ranks).events()][-1] == "mirrored"
+
+
+@pytest.mark.parametrize("patience", [60.0, 0.0])
+def test_what_a_store_has_that_was_away_at_the_start_is_not_made_anew(
+    ranks: Path, client: Any, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:  # fmt: skip
+    """It is waited for, a while; one that comes later is asked between two stages."""
+    with mirrored(Port(ranks), MirrorOptions(uri=URI), lambda _: None):
+        pass
+    fresh = tmp_path / "fresh"
+    shutil.copytree(ranks, fresh, ignore=shutil.ignore_patterns("weights"))
+    monkeypatch.setattr("gemma_neuron.pipeline.mirroring.START_SECONDS", patience)
+    told: list[str] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        if "waiting up to" in line:
+            proxy.statuses.clear()
+
+    proxy.statuses += [503] * 1000
+    with mirrored(Port(fresh), MirrorOptions(uri=URI), tell) as take_more:
+        assert Port(fresh).rank_file(1).is_file() == bool(patience)
+        proxy.statuses.clear()
+        if not patience:
+            wait_for(lambda: any("is reached now" in line for line in told))
+            take_more()
+            take_more()
+    assert Port(fresh).rank_file(1).read_bytes() == Port(ranks).rank_file(1).read_bytes()
+    assert any("waiting up to 60 s" in line for line in told) == bool(patience)
+    assert sum("mirror: took" in line for line in told) == 1
 
 
 def test_a_store_that_never_comes_back_is_no_reason_to_hide_what_the_work_died_of(

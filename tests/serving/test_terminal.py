@@ -17,7 +17,6 @@ from gemma_neuron.chat import Tokenizer, load_chat_assets
 from gemma_neuron.errors import (
     CompileError,
     EnvironmentProblem,
-    Interrupted,
     TemplateError,
     UsageError,
 )
@@ -221,7 +220,7 @@ def test_ctrl_c_ends_one_answer_and_is_then_forgotten(signals: None, hidden: boo
 def test_sigterm_ends_the_chat(signals: None, hidden: bool) -> None:
     talker = Signalled(signal.SIGTERM, hidden)
     loop = ChatLoop(talker, read=lines("one", "two"), out=io.StringIO(), notes=io.StringIO())
-    with pytest.raises(ValueError if hidden else Interrupted):
+    with pytest.raises(ValueError if hidden else interrupts.Stop):
         loop.run()
     assert talker.asked == 1 and interrupts.asked() is interrupts.SIGTERM
 
