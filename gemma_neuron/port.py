@@ -164,6 +164,38 @@ class Port:
         """Config, tokenizer and template are part of the commit: an edited template is another model."""
         return CommittedSet(self.source_folder, "source")
 
+    def contents_digest(self) -> str:
+        """Names the port with its bytes: its record's digest, and every committed file of source, ranks and graphs.
+
+        What is said about them (times, shortcut keys) does not count, nor do references and verdicts made later. Raises
+        IntegrityError when a manifest is not what its marker vouches for.
+        """
+        graphs = () if self.record.compile is None else self.record.compile.units()
+        ranks = sorted(path.stem for path in self.weights_folder.glob("*.committed"))
+        sets = {
+            "source": self.source_set,
+            **{f"weights/{stem}": CommittedSet(self.weights_folder, stem) for stem in ranks},
+            **{f"graphs/{unit.name}": self.unit_set(unit) for unit in graphs},
+        }
+        found = {name: part.manifest() for name, part in sets.items()}
+        files = {
+            f"{name}/{entry.name}": entry.blake3
+            for name, manifest in found.items()
+            if manifest is not None
+            for entry in manifest.files
+        }
+        return digest_json({"port": self.record.digest, "files": files})
+
+    def require_digest(self, expected: str) -> None:
+        """Raise IntegrityError unless this is the port with that `contents_digest`; any port will do for ""."""
+        found = self.contents_digest() if expected else ""
+        if found != expected:
+            raise IntegrityError(
+                f"{self.path} is not the port that was asked for: its digest is {found}, --expect-digest {expected}.",
+                "Its graphs are native code: do not load it unless you know who made it. Remove it, and ask whoever "
+                "named the digest.",
+            )
+
     def files(self) -> list[Path]:
         """What a verdict is about: records, source, rank files and graphs with their manifests and markers."""
         folders = self.source_folder, self.weights_folder, self.path / "graphs"

@@ -11,6 +11,7 @@ import re
 from gemma_neuron.errors import SettingsError
 
 COUNT = re.compile(r"(\d{1,15})\s*([kK]?)", re.ASCII)
+DIGEST = re.compile(r"[0-9a-f]{64}")
 K = 1024
 SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE | re.ASCII)
 SIZE_UNITS = "kmgt"
@@ -40,6 +41,18 @@ def size(text: str | None, flag: str) -> int | None:
         )
     power = SIZE_UNITS.index(found[2].lower()) + 1 if found[2] else 0
     return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+
+
+def digest(text: str | None, flag: str) -> str:
+    """A port's digest, 64 hexadecimal digits; empty for None. Raises SettingsError naming the flag."""
+    if text is None:
+        return ""
+    if not DIGEST.fullmatch(text.strip().lower()):
+        raise SettingsError(
+            f"{flag} {text!r} is no digest of 64 hexadecimal digits.",
+            "Take the one that `compile` or `mirror pull` printed.",
+        )
+    return text.strip().lower()
 
 
 def counts(text: str | None, flag: str) -> tuple[int, ...] | None:

@@ -7,14 +7,17 @@ from typing import Annotated
 
 import typer
 
+from gemma_neuron import settings
 from gemma_neuron.commands.options import (
     BucketOwner,
+    ExpectDigest,
     Json,
     MirrorGrace,
     MirrorOnlyWriter,
     MirrorRaw,
     PortArg,
 )
+from gemma_neuron.port import Port
 from gemma_neuron.render import emit_json, emit_lines, notice
 from gemma_neuron.render.progress import ByteProgress
 
@@ -67,16 +70,21 @@ def pull(
     uri: Uri,
     port_id: PortId = "",
     bucket_owner: BucketOwner = "",
+    expect_digest: ExpectDigest = None,
     as_json: Json = False,
 ) -> int:
     """Download a port, or what is missing of it; every file is checked against its digest."""
     from gemma_neuron.pipeline import mirroring
     from gemma_neuron.render.mirror import pulled
 
+    expected = settings.digest(expect_digest, "--expect-digest")
     store = mirroring.store_of(uri, port, port_id, bucket_owner)
     with ByteProgress("mirror") as progress:
-        counts = mirroring.pull(port, store, notice, lambda count: progress(count, "pull"))
-    fields, lines = pulled(counts, port)
+        counts = mirroring.pull(
+            port, store, notice, lambda count: progress(count, "pull"), expected
+        )
+    digest = "" if counts.bad else Port(port).contents_digest()
+    fields, lines = pulled(counts, port, digest)
     emit_json(fields) if as_json else emit_lines(lines)
     return 5 if counts.bad else 0
 

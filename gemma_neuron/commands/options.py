@@ -76,6 +76,13 @@ MirrorRaw = Annotated[
 BucketOwner = Annotated[
     str, typer.Option("--bucket-owner", help="AWS account that must own the bucket.")
 ]
+ExpectDigest = Annotated[
+    str | None,
+    typer.Option(
+        "--expect-digest",
+        help="Digest, as compile and mirror pull print it, of the only port that will do.",
+    ),
+]
 BackendOption = Annotated[
     str | None,
     typer.Option("--backend", help="cpu or neuron; default: what doctor would name."),

@@ -16,6 +16,7 @@ from gemma_neuron.commands.options import (
     Buckets,
     Cluster,
     Context,
+    ExpectDigest,
     HostMemory,
     Json,
     Mirror,
@@ -96,6 +97,7 @@ def compile_command(
     bucket_owner: BucketOwner = "",
     only_writer: MirrorOnlyWriter = False,
     mirror_raw: MirrorRaw = True,
+    expect_digest: ExpectDigest = None,
     cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
@@ -121,6 +123,7 @@ def compile_command(
         limits=Limits(stall_seconds=stall_after),
         host_memory=settings.size(host_memory, "--host-memory"),
         mirror=mirror_options(mirror, mirror_grace, bucket_owner, only_writer, raw=mirror_raw),
+        expect_digest=settings.digest(expect_digest, "--expect-digest"),
         cluster=cluster,
     )
     if dry_run:

@@ -111,7 +111,7 @@ def shard(
     record = prepared.port.record
     return PortResult(
         port=prepared.port.path,
-        digest=record.digest,
+        digest=prepared.port.contents_digest(),
         total=sharded.ranks,
         built=len(sharded.written),
         reused=sharded.ranks - len(sharded.written),

@@ -94,9 +94,10 @@ def _compiled(
             request.limits,
             take_more,
         )
+        port.require_digest(request.expect_digest)
     return PortResult(
         port=port.path,
-        digest=port.record.digest,
+        digest=port.contents_digest(),
         total=compiled.total,
         built=len(compiled.built),
         reused=len(compiled.reused),

@@ -127,7 +127,9 @@ def push(path: Path, options: MirrorOptions, notice: Notice) -> tuple[Counts, st
     return mirror.counts(), owner
 
 
-def pull(path: Path, store: Store, notice: Notice, progress: Progress) -> Pulled:
+def pull(
+    path: Path, store: Store, notice: Notice, progress: Progress, expect_digest: str = ""
+) -> Pulled:
     """A whole port out of the bucket; goes on where an earlier pull was stopped.
 
     Raises PortIncompleteError when the bucket holds none, IntegrityError when it is not the one expected.
@@ -144,6 +146,8 @@ def pull(path: Path, store: Store, notice: Notice, progress: Progress) -> Pulled
         )
     pulled = Puller(store, path, progress).pull(names, notice)
     remove_leftovers(path)
+    if not pulled.bad:
+        Port(path).require_digest(expect_digest)
     return pulled
 
 

@@ -48,13 +48,15 @@ class CompileRequest:
     host_memory: int | None = None
     """Bytes that may be used; None: what this machine or its container has, less a reserve."""
     mirror: MirrorOptions | None = None
+    expect_digest: str = ""
+    """`Port.contents_digest` that the result must have; empty for any."""
     cluster: str | None = None
     """Address of a Ray cluster whose machines compile the units; None: this one does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortResult:
-    """What `shard` and `compile` answer (JSON contract)."""
+    """What `shard` and `compile` answer (JSON contract). `digest`: `Port.contents_digest`."""
 
     port: Path
     digest: str

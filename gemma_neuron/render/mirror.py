@@ -30,7 +30,8 @@ def pushed(counts: Counts, owner: str) -> Shown:
     ]
 
 
-def pulled(counts: Pulled, port: Path) -> Shown:
+def pulled(counts: Pulled, port: Path, digest: str) -> Shown:
+    """`digest`: of the port; empty where it is not whole."""
     fields = _fields(
         counts.total,
         counts.bytes,
@@ -43,6 +44,9 @@ def pulled(counts: Pulled, port: Path) -> Shown:
         f"{counts.downloaded} of {counts.total} files downloaded into {port}, {size(counts.bytes)}; "
         f"{counts.verified} verified"
     ]
+    if digest:
+        fields["digest"] = digest
+        lines.append(f"digest {digest}")
     return fields, lines + _bad(counts.bad)
 
 

@@ -103,6 +103,37 @@ def test_a_pushed_port_comes_back_byte_for_byte(
     assert "generation 2" in verified["owner"]
 
 
+def test_only_the_port_that_was_named_will_do(
+    own: Path, source: Path, client: Any, commands: Commands, tmp_path: Path
+) -> None:
+    """A graph is native code: the digest that compile and pull print covers its bytes."""
+    asked = (
+        "compile", source, "--out", own, "--backend", "cpu", "--tp", 2, "--dtype", "float32",
+        "--max-context", 48, "--slots", 3, "--buckets", "24",
+    )  # fmt: skip
+    digest = commands.document(*asked)["digest"]
+    assert commands.document(*asked, "--expect-digest", digest)["digest"] == digest
+    commands.done("mirror", "push", own, URI)
+    pull = ("mirror", "pull", tmp_path / "back", URI, "--expect-digest")
+    assert commands.document(*pull, digest)["digest"] == digest
+    assert "no digest" in commands.refused(2, *pull, "abc")
+
+    other = Port(Path(shutil.copytree(own, tmp_path / "other")))
+    unit_set = other.unit_set(other.spec.units()[0])
+    manifest = unit_set.manifest()
+    assert manifest is not None
+    (unit_set.folder / manifest.files[0].name).write_bytes(b"another's code")
+    unit_set.commit([entry.name for entry in manifest.files], manifest.facts)
+    commands.done("mirror", "push", other.path, f"{URI}-other")
+    swapped = ("mirror", "pull", tmp_path / "swapped", f"{URI}-other", "--expect-digest", digest)
+    said = commands.refused(5, *swapped)
+    assert digest in said and other.contents_digest() in said
+    there = [*asked[:3], other.path, *asked[4:]]
+    assert "not the port that was asked for" in commands.refused(
+        5, *there, "--expect-digest", digest
+    )
+
+
 def test_the_checkpoint_lies_once_by_content(own: Path, client: Any, commands: Commands) -> None:
     commands.done("mirror", "push", own, URI)
     (entry,) = json.loads((own / "source.json").read_text())["files"]
