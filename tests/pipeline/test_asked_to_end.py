@@ -116,9 +116,9 @@ def test_a_pull_from_a_store_that_does_not_answer(
     how: str, mirrored: str, proxy: Proxy, commands: Commands, metadata: Metadata, source: Path, tmp_path: Path
 ) -> None:  # fmt: skip
     """Its threads wait for the store, nobody for them; the lease is given back."""
-    proxy.held = "blobs/"
+    proxy.held = "GET .*blobs/"
     run = Run(commands, "compile", source, "--out", tmp_path / "new", *FLAGS, "--mirror", mirrored)
-    run.until(lambda: any("blobs/" in path and "GET" in method for method, path in proxy.asked))
+    run.until(lambda: any(method == "GET" and "blobs/" in path for method, path in proxy.asked))
     code, within = ask(how, run, metadata)
     found, document = run.ended(within)
     assert found == code, document
@@ -147,20 +147,29 @@ def test_a_single_request_that_is_not_answered(
     assert run.ended(within)[0] == code
 
 
-@pytest.mark.parametrize("how", ["notice", "SIGINT"])
-def test_a_download_of_the_checkpoint(
-    how: str, client: Any, proxy: Proxy, commands: Commands, metadata: Metadata, source: Path, tmp_path: Path
+def test_a_notice_during_a_download(
+    client: Any, server: str, metadata: Metadata, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     for path in source.iterdir():
         client.upload_file(str(path), BUCKET, f"model/{path.name}")
-    own = commands.having(GEMMA_NEURON_CACHE=str(tmp_path / "cache"))
-    run = Run(own, "compile", f"s3://{BUCKET}/model", "--out", tmp_path / "new", *FLAGS)
-    weights = max(source.iterdir(), key=lambda path: path.stat().st_size).name
-    run.until(lambda: any(weights in path for _, path in proxy.asked))
-    proxy.held = weights
-    run.until(lambda: any(weights in path for _, path in proxy.asked[-1:]))
-    code, within = ask(how, run, metadata)
-    assert run.ended(within)[0] == code
+    own = variables(server, HOME=str(tmp_path), GEMMA_NEURON_CACHE=str(tmp_path / "cache"))
+    for name, value in {**own, ENDPOINT: metadata.url, DISABLED: "false"}.items():
+        monkeypatch.setenv(name, value)
+    posted: list[float] = []
+
+    class Slow:
+        def tell(self, line: str) -> None: ...
+
+        def progress(self, count: int) -> None:
+            if not posted:
+                metadata.take_away(120)
+                posted.append(time.monotonic())
+            time.sleep(60)
+
+    request = CompileRequest(out=tmp_path / "new", **REQUEST)
+    with pytest.raises(PreemptionNotice):
+        compile_port(f"s3://{BUCKET}/model", request, None, lambda _: None, Slow())
+    assert len(posted) == 1 and time.monotonic() - posted[0] < 2 * POLL_SECONDS + SOON_SECONDS
 
 
 def test_a_notice_while_ranks_are_cut(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -81,7 +82,7 @@ class Proxy:
     """Answered instead, one a request."""
     seconds_a_piece: float = 0.0
     held: str = ""
-    """Requests whose path has this word get no answer while it stands."""
+    """Requests whose `METHOD path` has this (a regular expression) get no answer while it stands."""
     asked: list[tuple[str, str]] = field(default_factory=list)
     """(method, path) of each request."""
     passed: list[Passed] = field(default_factory=list)
@@ -100,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _pass_on(self) -> None:
         self.proxy.asked.append((self.command, self.path))
-        while self.proxy.held and self.proxy.held in self.path:
+        while self.proxy.held and re.search(self.proxy.held, f"{self.command} {self.path}"):
             time.sleep(0.05)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.proxy.statuses:
