@@ -220,10 +220,11 @@ class _Run:
     ) -> None:
         self.transfer, self.handle = transfer, handle
         self.fetch, self.retry, self.progress = fetch, retry, progress
-        self.lock, self.stop = threading.Lock(), threading.Event()
+        self.logging, self.telling = threading.Lock(), threading.Lock()
+        self.stop = threading.Event()
         self.writing = threading.Semaphore(WORKERS)
         """Each write holds one, and the end all for a moment: no file is closed, and its number given to another, while
-        a thread writes."""
+        a thread writes. Nobody is told of bytes under it: a terminal may take no line for as long as it likes."""
 
     def run(self) -> list[str]:
         logged = self.transfer._logged()
@@ -246,9 +247,7 @@ class _Run:
 
     def _part(self, number: int, logged: str | None) -> str:
         if logged is not None and self._digest_on_disk(number) == logged:
-            with self.writing:
-                self._go_on()
-                self._arrived(self.transfer._length(number))
+            self._arrived(self.transfer._length(number))
             return logged
         start, count = number * self.transfer.part_bytes, self.transfer._length(number)
         hasher, done = self.transfer.new_hash(), 0
@@ -263,7 +262,7 @@ class _Run:
                 if done < count:
                     raise CutShortError(f"{done:,} of {count:,} bytes came")
         digest = hasher.hexdigest()
-        with self.writing, self.lock:
+        with self.writing, self.logging:
             self._go_on()
             self._write_line(f"{number} {digest}")
         return digest
@@ -279,14 +278,15 @@ class _Run:
             while view:
                 written = os.pwrite(self.handle, view, offset)
                 view, offset = view[written:], offset + written
-            self._arrived(len(piece))
+        self._arrived(len(piece))
 
     def _write_line(self, line: str) -> None:
         self.log.write(line + "\n")
         self.log.flush()
 
     def _arrived(self, count: int) -> None:
-        with self.lock:
+        with self.telling:
+            self._go_on()
             self.progress(count)
 
     def _digest_on_disk(self, number: int) -> str:

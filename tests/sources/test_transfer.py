@@ -163,3 +163,17 @@ def test_after_a_signal_nothing_is_tried_again(tmp_path: Path) -> None:
     asked = len(server.asked)
     time.sleep(0.5)
     assert len(server.asked) == asked <= 8 * 4, "of six tries of each part"
+
+
+def test_nobody_waits_for_a_terminal_that_takes_no_line(tmp_path: Path) -> None:
+    over, what = threading.Event(), transfer(tmp_path)
+
+    def stuck(count: int) -> None:
+        over.wait(10)
+
+    threading.Timer(0.5, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        what.run(Server().fetch, lambda _: True, stuck)
+    assert time.monotonic() - started < 5
+    over.set()
