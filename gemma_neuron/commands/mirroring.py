@@ -17,7 +17,6 @@ from gemma_neuron.commands.options import (
     MirrorRaw,
     PortArg,
 )
-from gemma_neuron.port import Port
 from gemma_neuron.render import emit_json, emit_lines, notice
 from gemma_neuron.render.progress import ByteProgress
 
@@ -75,6 +74,7 @@ def pull(
 ) -> int:
     """Download a port, or what is missing of it; every file is checked against its digest."""
     from gemma_neuron.pipeline import mirroring
+    from gemma_neuron.port import Port
     from gemma_neuron.render.mirror import pulled
 
     expected = settings.digest(expect_digest, "--expect-digest")

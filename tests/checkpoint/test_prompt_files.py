@@ -67,7 +67,10 @@ def test_template_that_is_not_read(gemma4: Path, content: bytes) -> None:
         ("{{ messages[0].content }}{% if false %}{{ x.__globals__ }}{% endif %}", "unsafe"),
         ("{{ messages[0].content }}{% include 'secret' %}", "another template"),
         ("{{ raise_exception('never') }}", "never"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "1 s"),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "memory or time",
+        ),
         ("{{ messages[0].content }}{% set x = 'a' * 999999999 %}{{ x }}", "memory"),
         ("{{ bos_token }}{{ messages[0].text }}", "leaves out what the user says"),
     ],
