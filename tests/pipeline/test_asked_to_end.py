@@ -23,7 +23,7 @@ from gemma_neuron.port import Port
 from tests.elastic.imds_stand_in import Metadata
 from tests.pipeline.conftest import REQUEST
 from tests.sources.processes import Commands, clean_environment
-from tests.sources.s3_servers import Proxy, keys, moto, own_bucket, proxied, variables
+from tests.sources.s3_servers import Proxy, keys, proxied, variables
 
 BUCKET = "ending"
 URI = f"s3://{BUCKET}/gemma"
@@ -32,18 +32,6 @@ SOON_SECONDS = 15.0
 FLAGS = (
     "--backend cpu --tp 2 --dtype float32 --max-context 48 --slots 3 --buckets 24 --json".split()
 )
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with moto() as address:
-        yield address
-
-
-@pytest.fixture
-def client(server: str) -> Iterator[Any]:
-    with own_bucket(server, BUCKET) as own:
-        yield own
 
 
 @pytest.fixture

@@ -19,22 +19,10 @@ from gemma_neuron.mirror.store import Store
 from gemma_neuron.port import Port
 from gemma_neuron.source_entries import shared
 from tests.sources.processes import Commands, clean_environment
-from tests.sources.s3_servers import Proxy, keys, moto, own_bucket, proxied, variables
+from tests.sources.s3_servers import Proxy, keys, proxied, variables
 
 BUCKET = "ports"
 URI = f"s3://{BUCKET}/gemma"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with moto() as address:
-        yield address
-
-
-@pytest.fixture
-def client(server: str) -> Iterator[Any]:
-    with own_bucket(server, BUCKET) as own:
-        yield own
 
 
 @pytest.fixture

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,27 +21,9 @@ from gemma_neuron.mirror.push import Pusher
 from gemma_neuron.mirror.store import Store
 from gemma_neuron.mirror.store import age as age_of
 from gemma_neuron.port import Port
-from tests.sources.processes import clean_environment
-from tests.sources.s3_servers import boto, moto, variables
 
 BUCKET = "owners"
 STALE = 6.0
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with moto() as found:
-        boto(found).create_bucket(Bucket=BUCKET)
-        yield found
-
-
-@pytest.fixture
-def uri(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A prefix of the test's own, in a store that this process asks."""
-    for name, value in (clean_environment() | variables(address)).items():
-        if os.environ.get(name) != value:
-            monkeypatch.setenv(name, value)
-    return f"s3://{BUCKET}/{tmp_path.name}"
 
 
 def nobody(_: str) -> None: ...

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -20,27 +18,9 @@ from gemma_neuron.mirror.layout import (
 )
 from gemma_neuron.mirror.owner import Owner, acquire
 from gemma_neuron.mirror.store import Store, Stored
-from tests.sources.processes import clean_environment
-from tests.sources.s3_servers import boto, moto, variables
 
 BUCKET = "sets"
 RANK = SetName("weights", "rank-00")
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with moto() as found:
-        boto(found).create_bucket(Bucket=BUCKET)
-        yield found
-
-
-@pytest.fixture
-def uri(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A prefix of the test's own, in a store that this process asks."""
-    for name, value in (clean_environment() | variables(address)).items():
-        if os.environ.get(name) != value:
-            monkeypatch.setenv(name, value)
-    return f"s3://{BUCKET}/{tmp_path.name}"
 
 
 @pytest.fixture

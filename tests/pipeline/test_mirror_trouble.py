@@ -29,23 +29,11 @@ from gemma_neuron.pipeline.mirroring import mirrored
 from gemma_neuron.port import UNIT_STEM, Port
 from tests.sharding.shards import cut
 from tests.sources.processes import Commands, clean_environment
-from tests.sources.s3_servers import Proxy, keys, moto, own_bucket, proxied, variables
+from tests.sources.s3_servers import Proxy, keys, proxied, variables
 
 BUCKET = "trouble"
 URI = f"s3://{BUCKET}/gemma"
 GRACE = 2.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with moto() as address:
-        yield address
-
-
-@pytest.fixture
-def client(server: str) -> Iterator[Any]:
-    with own_bucket(server, BUCKET) as own:
-        yield own
 
 
 @pytest.fixture

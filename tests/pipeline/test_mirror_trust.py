@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,11 @@ from gemma_neuron.mirror.location import S3Location
 from gemma_neuron.mirror.owner import acquire
 from gemma_neuron.mirror.store import Store
 from tests.sources.processes import Commands, clean_environment
-from tests.sources.s3_servers import keys, moto, own_bucket, variables
+from tests.sources.s3_servers import keys, variables
 
 BUCKET = "trust"
 URI = f"s3://{BUCKET}/gemma"
 SECRET = b"aws_secret_access_key = wJalr\n"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with moto() as address:
-        yield address
-
-
-@pytest.fixture
-def client(server: str) -> Iterator[Any]:
-    with own_bucket(server, BUCKET) as own:
-        yield own
 
 
 @pytest.fixture
