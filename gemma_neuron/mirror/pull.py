@@ -98,8 +98,8 @@ class Puller:
             raise IntegrityError(f"{self.store.location}/{name.key} names files no port has.")
         committed = name.on_disk(self.path)
         committed.folder.mkdir(parents=True, exist_ok=True)
-        there = _is_there if name.folder else _is_there_loose
-        missing = [entry for entry in manifest.files if not there(committed.folder, entry)]
+        there = is_there if name.folder else _is_there_loose
+        missing = [e for e in manifest.files if not there(committed.folder / e.name, e)]
         require_room(committed.folder, sum(entry.bytes for entry in missing), "The port")
         self.counts.total += len(manifest.files)
         self.counts.verified += len(manifest.files) - len(missing)
@@ -185,19 +185,18 @@ def require_port(store: Store, names: list[SetName]) -> None:
         )
 
 
-def _is_there_loose(folder: Path, entry: FileEntry) -> bool:
-    """As `_is_there`; a `source.json` that knows more about this machine's files is the bucket's too."""
-    path = folder / entry.name
+def _is_there_loose(path: Path, entry: FileEntry) -> bool:
+    """As `is_there`; a `source.json` that knows more about this machine's files is the bucket's too."""
     if entry.name != SOURCE_RECORD or not path.is_file():
-        return _is_there(folder, entry)
+        return is_there(path, entry)
     try:
         return digest_bytes(shared(path.read_bytes())) == entry.blake3
     except IntegrityError:
         return False
 
 
-def _is_there(folder: Path, entry: FileEntry) -> bool:
-    path = folder / entry.name
+def is_there(path: Path, entry: FileEntry) -> bool:
+    """Whether a file, and no link to one, has the bytes that `entry` names."""
     return (
         path.is_file()
         and not path.is_symlink()

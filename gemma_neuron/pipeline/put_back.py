@@ -16,7 +16,6 @@ from gemma_neuron.artifacts import (
     PARTIAL_SUFFIXES,
     FileEntry,
     digest_bytes,
-    digest_file,
     writing_failed,
 )
 from gemma_neuron.checkpoint.selection import CONFIG_NAME, is_plain_weights_name, is_small_file
@@ -32,7 +31,7 @@ from gemma_neuron.mirror.layout import (
     read_set,
 )
 from gemma_neuron.mirror.location import S3Location
-from gemma_neuron.mirror.pull import fetch_checked
+from gemma_neuron.mirror.pull import fetch_checked, is_there
 from gemma_neuron.mirror.store import Store
 from gemma_neuron.port import RECORD_NAME, PortRecord
 from gemma_neuron.source_entries import SOURCE_RECORD, entries_of
@@ -135,16 +134,10 @@ def _fetch(folder: Path, held: _Held, raw: Store, progress: Progress) -> None:
     last = sorted(held.small, key=lambda entry: entry.name == CONFIG_NAME)
     wanted = [(raw, entry.blake3, entry) for entry in held.weights]
     wanted += [(held.store, blob_key(entry.blake3), entry) for entry in last]
-    missing = [one for one in wanted if not _is_there(folder / one[2].name, one[2])]
+    missing = [one for one in wanted if not is_there(folder / one[2].name, one[2])]
     require_room(folder, sum(entry.bytes for _, _, entry in missing), "The checkpoint")
     for store, key, entry in missing:
         fetch_checked(store, key, entry, folder / entry.name, progress)
-
-
-def _is_there(path: Path, entry: FileEntry) -> bool:
-    return (
-        path.is_file() and path.stat().st_size == entry.bytes and digest_file(path) == entry.blake3
-    )
 
 
 def _is_of(name: str, names: set[str]) -> bool:
