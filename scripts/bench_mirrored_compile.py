@@ -21,6 +21,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gemma_neuron.chat import load_chat_assets
+from scripts.result_file import add_result, read_results
 from tests.sources.processes import Commands, clean_environment
 from tests.sources.rclone_server import RcloneServer, rclone
 from tests.sources.s3_servers import KEYS
@@ -41,14 +42,13 @@ def main() -> int:
     asked = parser.parse_args()
     base = [] if load_chat_assets(asked.source).template else ["--base"]
     deadline = time.monotonic() + 60 * asked.minutes
-    for number in range(len(read(asked.results)), asked.count):
+    for number in range(len(read_results(asked.results)), asked.count):
         if time.monotonic() > deadline:
             break
         line = pair(number, [asked.source, "--tp", asked.tp, "--backend", "cpu", *base])
-        with asked.results.open("a") as out:
-            out.write(json.dumps(line) + "\n")
+        add_result(asked.results, line)
         print(json.dumps(line), flush=True)
-    return judged(read(asked.results))
+    return judged(read_results(asked.results))
 
 
 def pair(number: int, compile_: list[Any]) -> dict[str, Any]:
@@ -101,10 +101,6 @@ def judged(lines: list[dict[str, Any]]) -> int:
         f"bar {100 * MOST_COST:.0f}); the server's own CPU {server:.1f} s"
     )
     return 0 if cost <= MOST_COST else 1
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 if __name__ == "__main__":

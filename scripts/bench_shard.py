@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from gemma_neuron.elastic.memory import tree  # noqa: E402
+from scripts.result_file import add_result, read_results  # noqa: E402
 
 BAR = 1.3
 INSPECT_BAR_SECONDS = 2.0
@@ -165,8 +166,7 @@ class Bench:
             "anonymous_peak_bytes": ran.anonymous,
             "resident_peak_bytes": ran.resident,
         }
-        with self.results.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        add_result(self.results, line)
         say(json.dumps(line))
 
     def _shard(self) -> Ran:
@@ -256,10 +256,6 @@ def split_in_memory(source: Path, out: Path, tp: int) -> int:
     for rank, held in enumerate(ranks):
         save_file(held, out / f"rank-{rank:02d}.safetensors")
     return 0
-
-
-def read_results(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def report(lines: list[dict[str, Any]], as_json: bool) -> int:

@@ -23,6 +23,7 @@ from gemma_neuron.chat import load_chat_assets
 from gemma_neuron.demo import demo_folder
 from gemma_neuron.tokenizer import Tokenizer
 from gemma_neuron.validation.degenerate import LONGEST_PERIOD, degenerate
+from scripts.result_file import read_results
 from tests.validation.loops import (
     PROMPTS,
     REAL,
@@ -52,7 +53,7 @@ def main() -> int:
     tokenizer = Tokenizer.from_folder(asked.tokenizer or demo_folder())
     name = (asked.tokenizer or demo_folder()).name
     deadline = time.monotonic() + asked.minutes * 60
-    done = {line["case"] for line in read(asked.results)}
+    done = {line["case"] for line in read_results(asked.results)}
     with asked.results.open("a") as file:
         for case in cases(tokenizer, name, asked.count, asked.texts):
             if time.monotonic() > deadline:
@@ -61,7 +62,7 @@ def main() -> int:
                 continue
             found = degenerate(case.ids, case.tokenizer)
             file.write(json.dumps(case.line(found)) + "\n")
-    return totals(read(asked.results))
+    return totals(read_results(asked.results))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +98,6 @@ def cases(tokenizer: Tokenizer, name: str, count: int, texts: list[Path]) -> Ite
         yield Case("made", "layout", f"{name} {loop.name}", "", loop.ids, tokenizer)
     for loop in real_loops(real_generations()):
         yield Case("real", "270M", f"{name} {loop.name}", "", loop.ids, tokenizer)
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def totals(lines: list[dict[str, Any]]) -> int:

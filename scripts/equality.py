@@ -20,6 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from scripts.result_file import add_result, read_results
 from tests.eager import eager_port
 from tests.equality.cases import compiled_port, draw_case, run_case
 from tests.families import FAMILIES
@@ -57,10 +58,9 @@ def main() -> int:
             if done(asked.results, family, number, kind) or time.monotonic() > deadline:
                 continue
             line = one(family, number, kind)
-            with asked.results.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            add_result(asked.results, line)
             print(json.dumps(line), flush=True)
-    return totals(read(asked.results), kind)
+    return totals(read_results(asked.results), kind)
 
 
 def warm_up() -> None:
@@ -78,7 +78,7 @@ def warm_up() -> None:
 
 def done(results: Path, family: str, number: int, kind: str) -> bool:
     mine = {"family": family, "number": number, "kind": kind}
-    return any(mine.items() <= line.items() for line in read(results))
+    return any(mine.items() <= line.items() for line in read_results(results))
 
 
 def one(family: str, number: int, kind: str) -> Line:
@@ -173,10 +173,6 @@ def commands(folder: Path, families: list[str]) -> int:
         if not good:
             print(made.stderr, judged.stderr, judged.stdout, sep="\n")
     return 1 if failed else 0
-
-
-def read(path: Path) -> list[Line]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def totals(lines: list[Line], kind: str) -> int:

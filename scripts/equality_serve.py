@@ -41,11 +41,10 @@ from gemma_neuron.serving.requests import GenerationRequest, TokenEvent, TokenLo
 from gemma_neuron.serving.source import TokenSource  # noqa: E402
 from gemma_neuron.tokenizer import TOKENIZER_FILE  # noqa: E402
 from scripts.equality_cases import CONVERSATIONS, TURNS, Case, Made, draw_cases, says  # noqa: E402
+from scripts.result_file import add_result, read_results  # noqa: E402
 from scripts.served import (  # noqa: E402
     Told,
-    add_result,
     bundled,
-    read_results,
     served,
     stream_completion,
     whole_completion,

@@ -26,6 +26,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from scripts.result_file import add_result, read_results  # noqa: E402
+
 MEMORY_BYTES = 1 << 30
 """Address space a slice may take beyond what Python and the fuzzer hold when it begins."""
 HANG_SECONDS = 60
@@ -56,7 +58,7 @@ def main() -> int:
     targets = asked.target or list(TARGETS)
     longest = min(60.0, max(3.0, asked.minutes * 60 / (SLICES * len(targets))))
     while True:
-        mine = [line for line in read(asked.results) if line["target"] in targets]
+        mine = [line for line in read_results(asked.results) if line["target"] in targets]
         seconds = asked.minutes * 60 - sum(line["seconds"] for line in mine)
         cases = (asked.count or 10**12) - sum(line["cases"] for line in mine)
         if seconds <= 0 or cases <= 0:
@@ -64,12 +66,11 @@ def main() -> int:
         done = {name: sum(x["seconds"] for x in mine if x["target"] == name) for name in targets}
         name = min(targets, key=lambda target: done[target])
         line = one_slice(engine, name, min(longest, seconds), cases, asked.results)
-        with asked.results.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        add_result(asked.results, line)
         print(json.dumps(line | {"outcomes": len(line["outcomes"])}), flush=True)
         if line["outcome"] != "ok":
             break  # the same fault would be found again and again
-    return totals(read(asked.results))
+    return totals(read_results(asked.results))
 
 
 def default_engine() -> str:
@@ -248,10 +249,6 @@ def with_atheris(told: Slice) -> int:
     atexit.register(counting.write)
     atheris.Fuzz()
     return 0
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def totals(lines: list[dict[str, Any]]) -> int:

@@ -28,6 +28,8 @@ import psutil
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from scripts.result_file import add_result, read_results  # noqa: E402
+
 ORPHAN_SECONDS = 2.0
 LONGEST_RUN_SECONDS = 1800
 VICTIMS = ("controller", "worker", "compiler")
@@ -64,17 +66,16 @@ def main() -> int:
     print(f"undisturbed: {len(reference.keys)} units in {reference.seconds:.0f} s", flush=True)
     end = time.monotonic() + 60 * asked.minutes if asked.minutes else float("inf")
     for number in range(asked.count):
-        done = {line["case"] for line in read(asked.results) if line["model"] == model}
+        done = {line["case"] for line in read_results(asked.results) if line["model"] == model}
         if number in done:
             continue
         if time.monotonic() > end:
             break
         line = {"case": number, "model": model}
         line |= one_case(random.Random(f"{asked.seed} {number}"), source, model, work, reference)
-        with asked.results.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        add_result(asked.results, line)
         print(json.dumps(line), flush=True)
-    return totals(read(asked.results))
+    return totals(read_results(asked.results))
 
 
 def source_of(model: str, work: Path) -> Path:
@@ -220,10 +221,6 @@ def differences(port: Path, reference: Undisturbed, facts: dict[str, Any]) -> li
     if facts["begun_again"] > facts["in_flight"]:
         problems.append(f"{facts['begun_again']} units begun again, {facts['in_flight']} in flight")
     return problems
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def totals(lines: list[dict[str, Any]]) -> int:

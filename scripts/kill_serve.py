@@ -31,13 +31,12 @@ import httpx2  # noqa: E402
 from gemma_neuron.chat import load_chat_assets  # noqa: E402
 from gemma_neuron.pipeline import open_port  # noqa: E402
 from scripts.equality_cases import draw_case  # noqa: E402
+from scripts.result_file import add_result, read_results  # noqa: E402
 from scripts.served import (  # noqa: E402
     NotReady,
     Server,
-    add_result,
     bundled,
     flatness,
-    read_results,
     served,
     stream_completion,
 )

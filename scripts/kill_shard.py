@@ -22,7 +22,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gemma_neuron.artifacts import digest_file
-from scripts.bench_shard import ROOT, command, need_slice, read_results, say
+from scripts.bench_shard import ROOT, command, need_slice, say
+from scripts.result_file import read_results
 
 Seen = dict[str, tuple[int, int]]
 """Rank file of each committed rank → inode and time of the last write."""

@@ -40,15 +40,6 @@ def bundled(out: Path, *flags: str) -> Path:
     return out
 
 
-def read_results(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def add_result(path: Path, line: Mapping[str, Any]) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
-
-
 @dataclass
 class Server:
     """A running `serve-local`."""

@@ -22,6 +22,8 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from scripts.result_file import read_results  # noqa: E402
+
 FILES = (
     "tests/elastic/test_engine.py",
     "tests/elastic/test_manager.py",
@@ -45,7 +47,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=Path("soak-faults-results.jsonl"))
     asked = parser.parse_args()
     end = time.monotonic() + 60 * asked.minutes if asked.minutes else float("inf")
-    done = {line["case"] for line in read(asked.results)}
+    done = {line["case"] for line in read_results(asked.results)}
     planned = [(f"{file} {n}", file) for n in range(asked.count) for file in FILES]
     planned += [(f"mixed {n}", "") for n in range(asked.mixed)]
     for case, file in planned:
@@ -58,7 +60,7 @@ def main() -> int:
             results.writelines(json.dumps({"case": case} | line) + "\n" for line in lines)
         bad = [line for line in lines if line["outcome"] != "ok"]
         print(json.dumps({"case": case, "lines": len(lines), "not_ok": bad}), flush=True)
-    return totals(read(asked.results))
+    return totals(read_results(asked.results))
 
 
 def tests(file: str) -> list[dict[str, Any]]:
@@ -117,10 +119,6 @@ def mixed(chance: random.Random, budget_mib: int) -> dict[str, Any]:
         "seconds": round(time.monotonic() - started, 1),
         "outcome": "; ".join(problems) or "ok",
     }
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def totals(lines: list[dict[str, Any]]) -> int:

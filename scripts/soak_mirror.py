@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from scripts.result_file import add_result, read_results  # noqa: E402
+
 BUCKET = "soak"
 STALE_SECONDS = 4.0
 MOST_TRIES = 6
@@ -51,7 +53,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=Path("soak-mirror-results.jsonl"))
     asked = parser.parse_args()
     end = time.monotonic() + 60 * asked.minutes if asked.minutes else float("inf")
-    done = {line["case"] for line in read(asked.results)}
+    done = {line["case"] for line in read_results(asked.results)}
     cases = {
         "start": start,
         "sleeper": sleeper,
@@ -72,10 +74,9 @@ def main() -> int:
             except Exception as error:
                 line = {"outcome": f"{type(error).__name__}: {str(error)[-600:]}"}
             line = {"case": case, "seconds": round(time.monotonic() - started, 1)} | line
-            with asked.results.open("a") as results:
-                results.write(json.dumps(line) + "\n")
+            add_result(asked.results, line)
             print(json.dumps(line), flush=True)
-    return totals(read(asked.results))
+    return totals(read_results(asked.results))
 
 
 class Bench:
@@ -310,10 +311,6 @@ def restart(bench: Bench, case: str) -> dict[str, Any]:
     from scripts import mirror_stories
 
     return mirror_stories.restart(bench.source(), bench.folder, bench.commands(), case)
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def totals(lines: list[dict[str, Any]]) -> int:

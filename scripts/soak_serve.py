@@ -30,7 +30,8 @@ sys.path.insert(0, str(ROOT))
 
 import httpx2  # noqa: E402
 
-from scripts.served import Server, add_result, flatness, served  # noqa: E402
+from scripts.result_file import add_result  # noqa: E402
+from scripts.served import Server, flatness, served  # noqa: E402
 
 SAMPLE_SECONDS = 5.0
 FAULTS_PUT = 0.8

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gemma_neuron.artifacts import digest_file, json_lines
 from gemma_neuron.tuning.checkpoints import STEM
+from scripts.result_file import add_result, read_results
 from scripts.tune.tiny_job import Inside, Run
 
 STEPS, SAVE_EVERY = 30, 5
@@ -249,7 +250,7 @@ def main() -> int:
         "controller": asked.controller,
     }
     while time.monotonic() < end:
-        done = read(asked.results)
+        done = read_results(asked.results)
         left = {kind: count - progress(done, kind) for kind, count in wanted.items()}
         kind = max(left, key=lambda name: left[name] / max(1, wanted[name]))
         if left[kind] <= 0:
@@ -258,20 +259,15 @@ def main() -> int:
         case = getattr(soak, kind)(random.Random(f"{asked.seed}-{kind}-{number}"))
         load = round(os.getloadavg()[0], 1)
         line = {"kind": kind, "number": number, "load": load, **case}
-        with asked.results.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        add_result(asked.results, line)
         print(json.dumps(line), flush=True)
     shutil.rmtree(asked.work / "adapter", ignore_errors=True)
-    return totals(read(asked.results))
+    return totals(read_results(asked.results))
 
 
 def progress(lines: list[dict[str, Any]], kind: str) -> int:
     """Runs of a kind, or kills where those are counted; a run with none has failed, and counts."""
     return sum(max(1, line.get("kills", 1)) for line in lines if line["kind"] == kind)
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def totals(lines: list[dict[str, Any]]) -> int:

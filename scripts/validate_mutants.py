@@ -11,7 +11,6 @@ Exit 1 below the bars.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -42,6 +41,7 @@ from scripts.mutants.settings import (  # noqa: E402
     fewer_questions,
     setting_of,
 )
+from scripts.result_file import add_result, read_results  # noqa: E402
 
 CLEAN = "none"
 KINDS = ("prompt", "weights", "graph")
@@ -52,7 +52,7 @@ def main() -> int:
     asked = arguments()
     lines = results_of(asked)
     if asked.table:
-        print(table(read(asked.results)))
+        print(table(read_results(asked.results)))
         return 0
     torch.set_num_threads(
         1
@@ -65,8 +65,7 @@ def main() -> int:
             if time.monotonic() > deadline or number == asked.count:
                 break
             line = case(asked, work, setting, name, fault)
-            with asked.results.open("a") as out:
-                out.write(json.dumps(line) + "\n")
+            add_result(asked.results, line)
             print(row(line), flush=True)
     return totals(results_of(asked))
 
@@ -151,11 +150,7 @@ def case(
 
 
 def results_of(asked: argparse.Namespace) -> list[dict[str, Any]]:
-    return [line for line in read(asked.results) if line["model"] == asked.model.name]
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [line for line in read_results(asked.results) if line["model"] == asked.model.name]
 
 
 if __name__ == "__main__":
