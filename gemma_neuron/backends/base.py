@@ -233,7 +233,9 @@ class Backend(Protocol):
     keeps_devices: bool
     """Whether a process that loaded a port holds devices until it ends, however it closes the port."""
     preload: tuple[str, ...]
-    """Modules that every compile worker needs and that start no thread: loaded once, before workers are forked."""
+    """Modules that every worker needs and that start no thread: loaded once, before workers are forked."""
+    compile_preload: tuple[str, ...]
+    """The same for workers that compile."""
 
     def probe(self) -> BackendStatus:
         """Whether this machine can use it, and why not."""

@@ -51,7 +51,7 @@ class Here:
 
     def __init__(self, backend: Backend, budget: HostBudget) -> None:
         self.work: Work = worker.run
-        self._preload, self._budget = backend.preload, budget
+        self._preload, self._budget = backend.compile_preload, budget
 
     def engine(self) -> Engine:
         return EmbeddedEngine(preload=[*self._preload, worker.__name__])

@@ -1,16 +1,19 @@
-"""Imported by a forkserver before all else: ends it when its controller dies while the rest is being imported.
+"""Imported by a forkserver before all else: ends it at once when its controller ends.
 
-Once it serves it notices by itself. But torch is a second to import, half a minute on a machine short of memory,
-and until then a server whose controller was killed would load on for nobody. For a forkserver only: to import
-this module starts a thread, which ends before the first fork.
+While it serves it notices by itself, and then takes Python apart: with torch loaded some tenths of a second, seconds on
+a busy machine, in which it is an orphan that holds the records of the workers that died with it. While it still imports
+it notices nothing: torch is a second, half a minute on a machine short of memory, and a server whose controller was
+killed would load on for nobody. For a forkserver only: to import this module starts a thread, which ends before the
+first fork.
 """
 
+import atexit
 import os
 import threading
 
 POLL_SECONDS = 0.2
 
-_controller = os.getppid()
+_server, _controller = os.getpid(), os.getppid()
 _serving = threading.Event()
 
 
@@ -24,9 +27,17 @@ _watch = threading.Thread(target=_end_with_controller, daemon=True)
 _watch.start()
 
 
-def _end_watch() -> None:
-    _serving.set()
-    _watch.join()
+def _begin_to_serve() -> None:
+    """Before a fork; the first is after all that is loaded, so that what is registered here comes first at the end."""
+    if not _serving.is_set():
+        _serving.set()
+        _watch.join()
+        atexit.register(_leave)
 
 
-os.register_at_fork(before=_end_watch)
+def _leave() -> None:
+    if os.getpid() == _server:  # a worker has ends of its own to see to
+        os._exit(0)
+
+
+os.register_at_fork(before=_begin_to_serve)

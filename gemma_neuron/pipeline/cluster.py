@@ -52,7 +52,7 @@ class Cluster:
                 "Add --mirror s3://bucket/prefix, which every machine can write to.",
             )
         self._mirror, self._backend = request.mirror, backend
-        self._ray = RayEngine(request.cluster, backend.preload, calls=[away.__name__])
+        self._ray = RayEngine(request.cluster, backend.compile_preload, calls=[away.__name__])
 
     def opened(self, prepared: Prepared) -> Cluster:
         """Look that store and machines are there for this port before anything long starts. Returns itself.

@@ -52,7 +52,7 @@ class Grammars:
         self._made: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
         self._tokenizer: llguidance.LLTokenizer | None = None
 
-    def compile(self, grammar: Grammar) -> GrammarState:
+    def compile(self, grammar: Grammar) -> GrammarState | CallsState:
         """A state at the answer's begin. Raises GrammarError."""
         with self._lock:
             matcher = self._made.get(grammar)
@@ -62,6 +62,8 @@ class Grammars:
                 self._made[grammar] = matcher
                 while len(self._made) > KEPT:
                     self._made.popitem(last=False)
+        if grammar.opening is not None:
+            return CallsState(matcher, self._vocab, grammar.opening)
         return GrammarState(matcher.deep_copy(), self._vocab, grammar.thought)
 
     def prepare(self) -> None:
@@ -142,10 +144,34 @@ class GrammarState:
         self._matcher.consume_token(token)
         self._check()
 
+    def finished(self) -> bool:
+        """Whether the answer may end here."""
+        return bool(self._matcher.is_accepting())
+
     def _check(self) -> None:
         if self._matcher.is_error():
             text = _first_line(self._matcher.get_error())
             raise GrammarError(f"The answer could not be held to the schema: {text}")
+
+
+class CallsState:
+    """`Constraint` of an answer that is free but for what stands from each `opening` on, to the grammar's end."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocab: int, opening: int) -> None:
+        self._fresh, self._vocab, self._opening = matcher, vocab, opening
+        self._call: GrammarState | None = None
+
+    def allowed(self) -> Allowed | None:
+        """See `Constraint.allowed`. Raises GrammarError past the limits of a step."""
+        return None if self._call is None else self._call.allowed()
+
+    def accept(self, token: int) -> None:
+        if self._call is None and token == self._opening:
+            self._call = GrammarState(self._fresh.deep_copy(), self._vocab, None)
+        if self._call is not None:
+            self._call.accept(token)
+            if self._call.finished():
+                self._call = None
 
 
 def _plain(tokenizer: dict[str, Any]) -> dict[str, Any]:

@@ -58,9 +58,11 @@ class Ticket:
         """Two replicas went down over it, or beside it, and it has not got on since."""
         return self.moves == FRUITLESS_MOVES - 1 and len(self.told) == self.told_when_moved
 
-    def moved(self) -> bool:
-        """Its replica is gone; whether it may try another."""
+    def moved(self, begun: bool) -> bool:
+        """Its replica is gone, which had `begun` it; whether it may try another."""
         self.link = None
+        if not begun:
+            return True
         on = len(self.told) > self.told_when_moved
         self.moves, self.told_when_moved = 1 if on else self.moves + 1, len(self.told)
         return self.moves < FRUITLESS_MOVES

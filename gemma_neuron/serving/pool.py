@@ -172,8 +172,9 @@ class Pool:
             link.enter("down")
             link.close()
             tickets, link.tickets = list(link.tickets.values()), {}
-            for ticket in reversed(tickets):
-                may_move = ticket.moved()
+            slots = link.limits.slots if link.limits is not None else 0
+            for place, ticket in reversed(list(enumerate(tickets))):
+                may_move = ticket.moved(begun=place < slots)  # it takes them in their order
                 tag = ticket.request.tag
                 if ticket.cancelled:
                     self._end(ticket, TokenEvent(tag=tag, finish="cancelled"))

@@ -89,7 +89,8 @@ class Replicas(Pool):
 
     def _keep(self) -> None:
         listener = Listener(self._address, family="AF_UNIX", backlog=16, authkey=self._key)
-        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        for _ in range(self._count):  # one that is stopped while it calls keeps no other waiting
+            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         self._manager.start_monitoring(MONITOR_SECONDS)
         watch = self._manager.elastic_retry(
             minimum_replica_count=1,
@@ -110,8 +111,9 @@ class Replicas(Pool):
         finally:
             self._closing.set()
             self._manager.close()
-            with suppress(OSError), socket.socket(socket.AF_UNIX) as last:
-                last.connect(self._address)  # wakes the thread that accepts
+            for _ in range(self._count):
+                with suppress(OSError), socket.socket(socket.AF_UNIX) as last:
+                    last.connect(self._address)  # wakes a thread that accepts
             listener.close()
 
     def _end_where_closing(self) -> None:

@@ -34,11 +34,13 @@ class Grammar:
     """What an answer must be: `text` is a JSON schema or a Lark grammar in llguidance's dialect.
 
     `thought`: ids that open and close a thought; one may stand before the answer and is not held to it.
+    `opening`: the token that what is held begins with, as often as it comes, other text being free. None: all is held.
     """
 
     kind: Literal["json_schema", "lark"]
     text: str
     thought: tuple[int, int] | None = None
+    opening: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from typing import Any
 from gemma_neuron.chat import ChatAssets
 from gemma_neuron.serving.answers import CHAT, Reading
 from gemma_neuron.serving.api_types import ChatBody
+from gemma_neuron.serving.call_grammar import call_grammar, unheld
 from gemma_neuron.serving.errors import ApiError
-from gemma_neuron.serving.notation import call_grammar, unheld
 from gemma_neuron.serving.requests import Grammar
 
 
@@ -32,9 +32,7 @@ def refuse_unheld(body: ChatBody) -> None:
     for index, tool in enumerate(body.tools):
         if not tool.function.strict or tool not in body.offered:
             continue
-        why = "tool_choice 'auto' holds no call to its parameters; ask for it by tool_choice"
-        if body.tool_choice != "auto":
-            why = unheld(tool.function.parameters or {})
+        why = unheld(tool.function.parameters or {})
         if why:
             name = f"tools.{index}.function.strict"
             text = f"The parameter {name!r} is not implemented by this server here: {why}."
@@ -58,16 +56,19 @@ def reading_of(body: ChatBody) -> Reading:
 
 
 def grammar_of(body: ChatBody, assets: ChatAssets) -> Grammar | None:
-    """What a chat answer is held to: response_format's schema, or a call where tool_choice asks for one."""
+    """What a chat answer is held to: response_format's schema, a call that tool_choice asks for, or, where a tool is
+    strict, each call the model chooses to make."""
     thought = _thought(assets) if body.chat_template_kwargs.enable_thinking else None
     if body.response_format is not None and body.response_format.schema_text is not None:
         return Grammar("json_schema", body.response_format.schema_text, thought)
     found = marks(assets)
-    if not body.offered or body.tool_choice == "auto" or found is None:
+    free = body.tool_choice == "auto"
+    strict = any(tool.function.strict for tool in body.offered)
+    if not body.offered or found is None or (free and not strict):
         return None
     tools = [tool.function.model_dump(exclude_none=True) for tool in body.offered]
     text = call_grammar(tools, opening=found[0], closing=found[1], quote=found[2])
-    return Grammar("lark", text, thought)
+    return Grammar("lark", text, opening=found[0]) if free else Grammar("lark", text, thought)
 
 
 def _thought(assets: ChatAssets) -> tuple[int, int] | None:

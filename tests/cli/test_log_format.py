@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny import write_tiny_gemma4
-
 
 def lines(*arguments: object, **variables: str) -> tuple[int, str, list[str]]:
     """Exit code, stdout and stderr's lines of a command."""
@@ -32,18 +30,6 @@ def test_a_failure_is_objects_with_time_and_level(tmp_path: Path, way: str) -> N
     assert error["level"] == "error" and error["event"].startswith("error: ")
     assert hint["level"] == "info" and hint["event"].startswith("hint: ")
     assert error["logger"] == "gemma_neuron" and error["time"].endswith("Z")
-
-
-def test_progress_is_objects_too_and_the_result_is_one_document(tmp_path: Path) -> None:
-    source = write_tiny_gemma4(tmp_path / "source", layers=2, dtype="float32")
-    out = tmp_path / "port"
-    code, document, said = lines(
-        "--log-format", "json", "compile", source, "--out", out, "--tp", 2, "--backend", "cpu",
-        "--max-context", 64, "--buckets", 32, "--json",
-    )  # fmt: skip
-    assert code == 0, said
-    assert json.loads(document)["schema"] == 1
-    assert said and all(json.loads(line)["event"] for line in said)
 
 
 def test_a_form_that_does_not_exist_is_named() -> None:

@@ -23,6 +23,11 @@ REQUEST: dict[str, Any] = {
     "buckets": (24,),
 }
 
+FLAGS = (
+    "--backend cpu --tp 2 --dtype float32 --max-context 48 --slots 3 --buckets 24 --json".split()
+)
+"""The same for the command."""
+
 
 def tiny_source(folder: Path, seed: int = 0) -> Path:
     """A sliding layer and a global one, window 8: seconds to compile."""

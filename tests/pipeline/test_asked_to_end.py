@@ -21,7 +21,7 @@ from gemma_neuron.mirror.owner import OWNER_KEY
 from gemma_neuron.pipeline import CompileRequest, compile_port
 from gemma_neuron.port import Port
 from tests.elastic.imds_stand_in import Metadata
-from tests.pipeline.conftest import REQUEST
+from tests.pipeline.conftest import FLAGS, REQUEST
 from tests.sources.processes import Commands, clean_environment
 from tests.sources.s3_servers import Proxy, keys, proxied, variables
 
@@ -29,9 +29,6 @@ BUCKET = "ending"
 URI = f"s3://{BUCKET}/gemma"
 SOON_SECONDS = 15.0
 """From a signal to the end of a process on a busy machine, nothing being waited for."""
-FLAGS = (
-    "--backend cpu --tp 2 --dtype float32 --max-context 48 --slots 3 --buckets 24 --json".split()
-)
 
 
 @pytest.fixture

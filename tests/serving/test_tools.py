@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 
 from gemma_neuron.demo import demo_folder
@@ -257,33 +258,36 @@ def strict(**schema: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", "strict": True, "parameters": parameters}}
 
 
-UNHELD: dict[str, tuple[dict[str, Any], str, str]] = {
-    "auto": (strict(properties={"a": {"type": "string"}}), "auto", "tool_choice 'auto'"),
-    "pattern": (
-        strict(properties={"a": {"type": "string", "pattern": "x"}}),
-        "required",
-        "pattern",
-    ),
-    "types": (strict(properties={"a": {"type": ["string", "null"]}}), "required", "the type"),
-    "any of": (strict(properties={"a": {"anyOf": [{"type": "null"}]}}), "required", "anyOf"),
-    "deep": (
+UNHELD: dict[str, tuple[dict[str, Any], str]] = {
+    "pattern": (strict(properties={"a": {"type": "string", "pattern": "x"}}), "pattern"),
+    "type": (strict(properties={"a": {"type": ["string", "date"]}}), "the type 'date'"),
+    "any of": (strict(properties={"a": {"anyOf": [{"type": "null"}, {}]}}), "the type"),
+    "beside": (strict(properties={"a": {"$ref": "#/$defs/b", "enum": [1]}}), "beside '\\$ref'"),
+    "elsewhere": (
         strict(properties={"a": {"type": "array", "items": {"$ref": "#"}}}),
-        "required",
-        "$ref",
+        "the \\$ref '#' is none",
     ),
-    "open": (strict(properties={}), "required", "without properties"),
+    "definition": (
+        strict(properties={}, **{"$defs": {"a": {"type": "integer", "minimum": 1}}}),
+        "minimum",
+    ),
+    "open": ({**strict(), "function": {"name": "f", "strict": True}}, "without properties"),
+    "more": (
+        strict(properties={"a": {"type": "string"}}, additionalProperties=True),
+        "additionalProperties",
+    ),
 }
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
 @pytest.mark.parametrize("name", UNHELD)
 def test_a_strict_tool_that_no_call_would_be_held_to_is_refused(
-    rambling: RunningServer, name: str
+    rambling: RunningServer, name: str, choice: str
 ) -> None:
-    tool, choice, words = UNHELD[name]
-    with pytest.raises(openai.BadRequestError) as caught:
+    tool, words = UNHELD[name]
+    with pytest.raises(openai.BadRequestError, match=words) as caught:
         chat(rambling, tools=[tool], tool_choice=choice)
     assert caught.value.param == "tools.0.function.strict"
-    assert words in str(caught.value)
 
 
 def test_a_strict_tool_that_calls_are_held_to_is_taken(rambling: RunningServer) -> None:
@@ -292,3 +296,54 @@ def test_a_strict_tool_that_calls_are_held_to_is_taken(rambling: RunningServer) 
     answer = chat(rambling, tools=[tool], tool_choice="required", max_tokens=60)
     assert answer.choices[0].finish_reason in ("tool_calls", "length")
     assert chat(rambling, tools=[tool], tool_choice="none", max_tokens=2)
+
+
+def test_calls_the_model_chooses_to_make_are_held_to_a_strict_tool(tooled: Path) -> None:
+    """The fake says what it was told wherever it may: text, and two calls that the tool forbids."""
+    wrong = 'call:f{a:<|"|>zz<|"|>}'
+    with running(tooled) as probe:
+        script = script_of(probe.assets, f"So: <|tool_call>{wrong}<tool_call|>" * 2, stop=80)
+    tool = strict(properties={"a": {"enum": ["x", "y"]}}, required=["a"])
+    loose = strict(properties={"a": {"type": "string"}})
+    loose["function"]["strict"] = False
+    with running(tooled, FakeRunner(script=script, max_context=900)) as server:
+        for stream in (False, True):
+            found = chat(server, tools=[tool], max_tokens=80, stream=stream)
+            if stream:
+                text, calls, _ = joined(found)
+            else:
+                message = found.choices[0].message
+                text = message.content
+                calls = [(c.function.name, c.function.arguments) for c in message.tool_calls]
+            assert text.startswith("So: ")
+            assert {name for name, _ in calls} == {"f"}
+            assert all(json.loads(arguments)["a"] in ("x", "y") for _, arguments in calls)
+        free = chat(server, tools=[loose], max_tokens=80).choices[0].message.tool_calls
+        assert json.loads(free[0].function.arguments) == {"a": "zz"}
+
+
+class Leaf(pydantic.BaseModel):
+    """A tree of numbers, with what a user of the official client writes: an option, a choice, itself."""
+
+    value: int | None
+    kind: Literal["red", "blue"]
+    below: list[Leaf]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_the_official_clients_own_strict_tools(tooled: Path, choice: Any) -> None:
+    leaf = 'value:null,kind:<|"|>blue<|"|>,below:[]'
+    said = f'<|tool_call>call:grow{{value:7,kind:<|"|>red<|"|>,below:[{{{leaf}}}]}}<tool_call|>'
+    with running(tooled) as probe:
+        script = script_of(probe.assets, said, stop=50)
+    with running(tooled, FakeRunner(script=script, max_context=2000)) as server:
+        answer = server.client().chat.completions.parse(
+            model="tiny",
+            messages=USER,
+            tools=[openai.pydantic_function_tool(Leaf, name="grow")],
+            tool_choice=choice,
+        )
+    calls = answer.choices[0].message.tool_calls
+    assert calls
+    below = Leaf(value=None, kind="blue", below=[])
+    assert calls[0].function.parsed_arguments == Leaf(value=7, kind="red", below=[below])

@@ -58,6 +58,7 @@ class CpuBackend:
     optimises_layout = False
     keeps_devices = False
     preload = ("torch",)
+    compile_preload = (*preload, "gemma_neuron.backends.cpu.compiler_modules")
 
     def probe(self) -> BackendStatus:
         try:

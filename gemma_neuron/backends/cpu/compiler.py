@@ -52,7 +52,10 @@ def host_flags() -> dict[str, Any]:
     vector instruction set, in each process, which takes as long as a small graph's code: one small program tells
     the same of a released torch. Where that one does not build, torch looks for itself (None).
     """
+    from torch._inductor.config import decide_compile_threads
+
     return {
+        "compile_threads": decide_compile_threads(),  # what the environment says now, not when torch was loaded
         "aot_inductor.precompile_headers": shutil.which("openssl") is not None
         and is_plain(tempfile.gettempdir()),
         "cpp.vec_isa_ok": True if compiles_vector_code() else None,

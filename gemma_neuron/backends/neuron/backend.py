@@ -40,7 +40,7 @@ class NeuronBackend:
     name = "neuron"
     optimises_layout = True
     keeps_devices = True
-    preload = ("torch",)
+    preload = compile_preload = ("torch",)
 
     def probe(self) -> BackendStatus:
         from gemma_neuron.backends.neuron.keys import PACKAGES, versions
