@@ -14,13 +14,13 @@ from tests.fuzz.strategies import BYTES
 from tests.fuzz.targets import TARGETS, Broken, Target, seeds, watched
 
 CASES = {
-    "raw": 1000,
-    "header": 1500,
-    "index": 1000,
-    "config": 500,
-    "edits": 1000,
-    "prompt": 150,
-    "weights": 250,
+    "raw": 500,
+    "header": 600,
+    "index": 400,
+    "config": 300,
+    "edits": 400,
+    "prompt": 100,
+    "weights": 150,
 }
 LEAST = {"raw": 3, "header": 5, "index": 5, "config": 2, "edits": 2, "prompt": 2, "weights": 4}
 """Outcomes that so many cases must reach: a fuzz that always stops at the first byte tests that byte."""
