@@ -62,9 +62,10 @@ def serve(spec: WorkerSpec, pipes: Pipes) -> None:
     with suppress(OSError):
         # When memory runs out, the kernel shall take a worker, whose work is done again, not the controller.
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # Ctrl-C goes to the terminal's group, and a notice to the controller: it decides what ends.
-        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
+    # Ctrl-C goes to the terminal's group, a service manager's notice to all its processes: the controller decides what
+    # ends. The notice is handled, not ignored: what a worker starts would go on ignoring it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _leave_to_controller)
     os.environ.update(spec.environment)
     to_stderr()
     threading.Thread(target=_end_with_controller, args=(pipes.lifeline,), daemon=True).start()
@@ -82,6 +83,10 @@ def serve(spec: WorkerSpec, pipes: Pipes) -> None:
             reply = ("error", error)
         context.phase("idle")
         _send(pipes.calls, reply)
+
+
+def _leave_to_controller(number: int, frame: object) -> None:
+    pass
 
 
 def _send(calls: Connection, reply: tuple[str, Any]) -> None:

@@ -215,6 +215,8 @@ class EmbeddedEngine:
             process, groups = self._guard
             groups.close()
             process.join(REAP_SECONDS)
+            process.kill()  # one that is stopped would be waited for until the end of days
+            process.join(REAP_SECONDS)
             self._guard = None
         atexit.unregister(self.close)
 

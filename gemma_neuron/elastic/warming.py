@@ -1,4 +1,5 @@
-"""Imported by a forkserver before all else: ends it at once when its controller ends.
+"""Imported by a forkserver before all else: ends it at once when its controller ends, and by no signal that tells that
+one to end: it decides, and may need its workers to the last.
 
 While it serves it notices by itself, and then takes Python apart: with torch loaded some tenths of a second, seconds on
 a busy machine, in which it is an orphan that holds the records of the workers that died with it. While it still imports
@@ -9,6 +10,7 @@ first fork.
 
 import atexit
 import os
+import signal
 import threading
 
 POLL_SECONDS = 0.2
@@ -23,6 +25,8 @@ def _end_with_controller() -> None:
             os._exit(1)
 
 
+for _number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(_number, signal.SIG_IGN)
 _watch = threading.Thread(target=_end_with_controller, daemon=True)
 _watch.start()
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from gemma_neuron.chat import ChatAssets
 from gemma_neuron.serving.answers import CHAT, Reading
 from gemma_neuron.serving.api_types import ChatBody
-from gemma_neuron.serving.call_grammar import call_grammar, unheld
+from gemma_neuron.serving.call_grammar import call_grammar
+from gemma_neuron.serving.call_schema import MOST_DEFINITIONS, parameters_of, unheld
 from gemma_neuron.serving.errors import ApiError
+from gemma_neuron.serving.grammar import SCHEMA_BYTES
 from gemma_neuron.serving.requests import Grammar
 
 
@@ -28,15 +31,22 @@ def template_tools(body: ChatBody, assets: ChatAssets) -> list[dict[str, Any]] |
 
 
 def refuse_unheld(body: ChatBody) -> None:
-    """Raise ApiError 400 for a strict tool whose parameters no call would be held to."""
+    """Raise ApiError 400 for a tool whose calls cannot be held to its parameters though they must, or can never fit."""
     for index, tool in enumerate(body.tools):
-        if not tool.function.strict or tool not in body.offered:
+        function = tool.function
+        if tool not in body.offered or (body.tool_choice == "auto" and not function.strict):
             continue
-        why = unheld(tool.function.parameters or {})
-        if why:
-            name = f"tools.{index}.function.strict"
-            text = f"The parameter {name!r} is not implemented by this server here: {why}."
-            raise ApiError(400, text, param=name, code="unsupported_parameter")
+        parameters, name = parameters_of(function.model_dump()), f"tools.{index}.function"
+        size = len(json.dumps(function.parameters))
+        if size > SCHEMA_BYTES or len(parameters.definitions) > MOST_DEFINITIONS:
+            text = f"{name}.parameters is larger than {SCHEMA_BYTES} bytes or has over {MOST_DEFINITIONS} definitions."
+            raise ApiError(400, text, param=f"{name}.parameters")
+        if function.strict and (why := unheld(parameters)):
+            text = f"The parameter '{name}.strict' is not implemented by this server here: {why}."
+            raise ApiError(400, text, param=f"{name}.strict", code="unsupported_parameter")
+        if parameters.endless():
+            text = f"No call can fit {name}.parameters: they need themselves, or constants contradict their types."
+            raise ApiError(400, text, param=f"{name}.parameters")
 
 
 def marks(assets: ChatAssets) -> tuple[int, int, int] | None:

@@ -224,6 +224,18 @@ def test_a_server_that_still_loads_does_not_outlive_a_killed_controller(tmp_path
     assert loading != controller.pid and gone(loading, ORPHAN_BOUND)
 
 
+def test_a_guard_that_is_stopped_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemma_neuron.elastic.embedded.REAP_SECONDS", 0.5)
+    engine = EmbeddedEngine(preload=["tests.elastic.work"])
+    engine.spawn(WorkerSpec(rank=0, name="w"))
+    assert engine._guard is not None
+    process = engine._guard[0]
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    engine.close()
+    assert process.exitcode == -signal.SIGKILL
+
+
 HOLDING = """
 import os, signal
 from gemma_neuron.elastic.embedded import EmbeddedEngine

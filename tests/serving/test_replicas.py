@@ -275,6 +275,33 @@ def test_a_stream_goes_on_over_http_when_its_replica_dies(tmp_path: Any) -> None
     assert sum('"worker_died"' in line for line in lines) == 2
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_every_process_lets_answers_end(tmp_path: Path, number: signal.Signals) -> None:
+    """As a service manager sends it that ends a group, or a terminal that is closed: only the server acts on it."""
+    write_port(tmp_path)
+    with process(tmp_path, "replicas=2", "step=0.02", "free=1") as found:
+        url = announced(found)["url"]
+        client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
+        with client:
+            chunks = client.chat.completions.create(
+                model="any",
+                messages=[{"role": "user", "content": "hello"}],
+                max_tokens=90,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+            next(iter(chunks))
+            server = psutil.Process(found.pid)
+            for one in [*server.children(recursive=True), *([server] * (number == signal.SIGTERM))]:
+                one.send_signal(number)
+            last = list(chunks)[-1]
+        if number != signal.SIGTERM:
+            found.send_signal(signal.SIGTERM)
+        code, errors = ended(found)
+    assert last.usage is not None and last.usage.completion_tokens == 90
+    assert code == 0 and "ended by signal" not in errors
+
+
 def test_nothing_of_a_killed_server_stays(tmp_path: Any) -> None:
     write_port(tmp_path)
     with process(tmp_path, "replicas=2") as found:
