@@ -182,6 +182,7 @@ def run_launch(account: Account, request: SpotRequest, *, apply: bool, as_json: 
     from gemma_neuron.pipeline.spot import launch_plan
     from gemma_neuron.render.download import Download
     from gemma_neuron.render.spot import event_line, launch_lines, show_launch_plan, taken_fields
+    from gemma_neuron.spot.published import require_published
 
     ready = launch_plan(account, request, Download())
     if not apply:
@@ -189,6 +190,7 @@ def run_launch(account: Account, request: SpotRequest, *, apply: bool, as_json: 
         return
     for line in launch_lines(ready):
         notice(line)
+    require_published(request.toolkit, notice)
     taken = take(account, request, ready, lambda e: event_line(e, to_stderr=as_json))
     if as_json:
         emit_json(taken_fields(taken, request.job))

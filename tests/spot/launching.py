@@ -15,6 +15,7 @@ JOB_TAG = "gemma-neuron:job"
 def launch(mirror: str, *more: object) -> tuple[object, ...]:
     """A launch that buys, patient for at most a minute, with hardly a pause between rounds."""
     timing = ("--poll", "0.05", "--timeout", "1")
+    toolkit = f"git+https://example.org/gemma-neuron@{'a' * 40}"  # nobody is asked for it
     return (
         "spot",
         "launch",
@@ -24,6 +25,8 @@ def launch(mirror: str, *more: object) -> tuple[object, ...]:
         "--max-context",
         "32k",
         "--apply",
+        "--toolkit",
+        toolkit,
         *timing,
         *more,
     )
