@@ -14,6 +14,7 @@ from gemma_neuron.backends.base import Check
 from gemma_neuron.backends.registry import MODULES, backend
 from gemma_neuron.errors import GemmaNeuronError
 from gemma_neuron.machine import memory_limit
+from gemma_neuron.settings import KEY_VARIABLE
 
 DISK_WANTED = 10 * 10**9
 MEMORY_WANTED = 4 * 2**30
@@ -155,10 +156,10 @@ def _credentials() -> Check:
 
 
 def _key() -> Check:
-    there = bool(os.environ.get("GEMMA_NEURON_API_KEY"))
+    there = bool(os.environ.get(KEY_VARIABLE))
     return Check(
         name="api key",
         status="ok",
         found="set" if there else "not set",
-        needed="only to serve beyond loopback (GEMMA_NEURON_API_KEY)",
+        needed=f"only to serve beyond loopback ({KEY_VARIABLE})",
     )

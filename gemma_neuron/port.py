@@ -24,6 +24,7 @@ from gemma_neuron.artifacts import (
 from gemma_neuron.backends.base import CompileSpec, UnitSpec
 from gemma_neuron.errors import IntegrityError, PortIncompleteError, PortMismatchError
 from gemma_neuron.plan import ShardPlan
+from gemma_neuron.strict_json import parse_json
 
 if TYPE_CHECKING:
     from gemma_neuron.geometry import ModelGeometry
@@ -212,7 +213,7 @@ class Port:
         if not file.is_file():
             raise self._unreadable(name, "it is no file")
         try:
-            found = json.loads(file.read_bytes())
+            found = parse_json(file.read_bytes())
         except (OSError, ValueError) as error:
             raise self._unreadable(name, error) from error
         if not isinstance(found, dict):
@@ -237,7 +238,8 @@ class Port:
         when the file is no JSON.
         """
         found = self.read_json(VERDICT_NAME) or {}
-        judged = (found.get("provenance") or {}).get("port_digest")
+        provenance = found.get("provenance")
+        judged = provenance.get("port_digest") if isinstance(provenance, dict) else None
         verdict = found.get("verdict")
         return verdict if isinstance(verdict, str) and judged == self.record.digest else None
 

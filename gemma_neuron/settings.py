@@ -10,6 +10,8 @@ import re
 
 from gemma_neuron.errors import SettingsError
 
+KEY_VARIABLE = "GEMMA_NEURON_API_KEY"
+"""The server's key and its clients': from the environment alone, never on a command line."""
 COUNT = re.compile(r"(\d{1,15})\s*([kK]?)", re.ASCII)
 DIGEST = re.compile(r"[0-9a-f]{64}")
 K = 1024

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from gemma_neuron import interrupts
 from gemma_neuron.commands.options import Json, PortArg
 from gemma_neuron.errors import UsageError
 from gemma_neuron.render import notice
@@ -56,29 +57,33 @@ def serve_local(
         raise UsageError(f"--replicas {replicas}: give 1 to {MOST_REPLICAS}.", "Leave it out.")
     if not 1.0 <= hang_after <= 3600.0:
         raise UsageError(f"--hang-after {hang_after:g}: give 1 to 3600 seconds.", "Leave it out.")
-    opened = open_port(port, notice)
-    load, preload = replica_loader(opened, replicas)
-    serve(
-        opened,
-        load,
-        replicas=replicas,
-        host=host,
-        http_port=http_port,
-        unvalidated=unvalidated,
-        announce=emit_ready,
-        options=ServeOptions(
-            no_auth=no_auth,
-            allow_hosts=tuple(allow_host or ()),
-            allow_control_text=allow_control_text,
-            silence_seconds=hang_after,
-            step_seconds=step_seconds,
-            load_seconds=load_seconds,
-            request_seconds=request_seconds,
-            drain_seconds=drain_seconds,
-            preload=preload,
-            keeps_devices=keeps_devices(opened),
-        ),
-    )
+    try:
+        opened = open_port(port, notice)
+        load, preload = replica_loader(opened, replicas)
+        serve(
+            opened,
+            load,
+            replicas=replicas,
+            host=host,
+            http_port=http_port,
+            unvalidated=unvalidated,
+            announce=emit_ready,
+            options=ServeOptions(
+                no_auth=no_auth,
+                allow_hosts=tuple(allow_host or ()),
+                allow_control_text=allow_control_text,
+                silence_seconds=hang_after,
+                step_seconds=step_seconds,
+                load_seconds=load_seconds,
+                request_seconds=request_seconds,
+                drain_seconds=drain_seconds,
+                preload=preload,
+                keeps_devices=keeps_devices(opened),
+            ),
+        )
+    except interrupts.Stop as stop:
+        if stop.error is not interrupts.SIGTERM:
+            raise  # told to end before it listened for it: nothing was asked yet
 
 
 def emit_ready(fields: dict[str, object]) -> None:
@@ -103,8 +108,8 @@ def chat(
 
     if max_tokens is not None and max_tokens < 1:
         raise UsageError(f"--max-tokens {max_tokens}: an answer has at least one.", "Leave it out.")
-    if temperature is not None and temperature < 0:
-        raise UsageError(f"--temperature {temperature} is below 0.", "0 is greedy.")
+    if temperature is not None and not 0 <= temperature <= 2:
+        raise UsageError(f"--temperature {temperature}: give 0 to 2.", "0 is greedy.")
     remote = target.startswith(("http://", "https://"))
     opened = None if remote else open_port(Path(target), notice)
     run_chat(

@@ -17,11 +17,11 @@ from gemma_neuron.artifacts import write_json_atomic
 from gemma_neuron.backends.registry import backend
 from gemma_neuron.errors import EnvironmentProblem
 from gemma_neuron.port import VERDICT_NAME, Port
+from gemma_neuron.settings import KEY_VARIABLE
 
 if TYPE_CHECKING:
     from gemma_neuron.reports import LevelResult, Scope, ValidationReport
 
-KEY_VARIABLE = "GEMMA_NEURON_API_KEY"
 END_SECONDS = 60.0
 """A server gets so long to end before it is killed; nothing of ours is running in it then."""
 

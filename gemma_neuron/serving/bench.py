@@ -7,7 +7,6 @@ from there to the last text, over the tokens between, by the server's own count 
 from __future__ import annotations
 
 import json
-import os
 import queue
 import random
 import statistics
@@ -17,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gemma_neuron.errors import EnvironmentProblem, UsageError
-from gemma_neuron.serving.talkers import KEY_VARIABLE
+from gemma_neuron.errors import EnvironmentProblem
+from gemma_neuron.serving.address import api_base, key_headers
+from gemma_neuron.settings import KEY_VARIABLE
 
 if TYPE_CHECKING:
     import httpx2
@@ -67,7 +67,7 @@ class Target:
     url: str
     model: str
     ignore_eos: bool
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[bytes, bytes] = field(default_factory=dict)
 
 
 def find_target(url: str, model: str | None, ignore_eos: bool | None) -> Target:
@@ -78,12 +78,7 @@ def find_target(url: str, model: str | None, ignore_eos: bool | None) -> Target:
     """
     import httpx2
 
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"{url!r} is no http(s) URL.", "Give a port's folder or a server's URL.")
-    base = url.rstrip("/")
-    base = base if base.endswith("/v1") else base + "/v1"
-    key = os.environ.get(KEY_VARIABLE)
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    base, headers = api_base(url), key_headers()
     try:
         reply = httpx2.get(f"{base}/models", headers=headers, timeout=10.0)
         reply.raise_for_status()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gemma_neuron.serving.call_schema import parameters_of
 from gemma_neuron.serving.requests import Grammar
 from gemma_neuron.serving.sampling import Allowed
 
@@ -82,6 +83,11 @@ class Grammars:
         text = grammar.text
         if len(text.encode()) > SCHEMA_BYTES:
             raise GrammarError(f"The schema is larger than {SCHEMA_BYTES} bytes.")
+        if (
+            grammar.kind == "json_schema"
+            and parameters_of({"parameters": json.loads(text)}).endless()
+        ):
+            raise GrammarError("No answer can fit the schema: it needs itself without end.")
         try:
             if grammar.kind == "json_schema":
                 # Blanks are the model's choice up to one space or line: a model that only pads would never end.
@@ -95,6 +101,8 @@ class Grammars:
         matcher = llguidance.LLMatcher(self._known_tokenizer(), text, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(f"The schema cannot be used: {_first_line(matcher.get_error())}")
+        first = GrammarState(matcher.deep_copy(), self._vocab, None)
+        first.allowed()  # raises for what allows no first token
         return matcher
 
     def _known_tokenizer(self) -> llguidance.LLTokenizer:

@@ -35,12 +35,12 @@ from gemma_neuron.serving.service import (
     placeholder_ids,
     sampling_defaults,
 )
+from gemma_neuron.settings import KEY_VARIABLE
 from gemma_neuron.tokenizer import TOKENIZER_FILE
 
 if TYPE_CHECKING:
     from gemma_neuron.port import Port
 
-KEY_VARIABLE = "GEMMA_NEURON_API_KEY"
 CLOSE_SECONDS = 30.0
 """For replicas to end in order: a killed one can leave NeuronCores unusable."""
 SHORT_GOODBYE_SECONDS = 1.0

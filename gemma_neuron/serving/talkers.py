@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import secrets
 from collections.abc import Iterator, Sequence
@@ -12,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gemma_neuron.chat import load_chat_assets
 from gemma_neuron.errors import EnvironmentProblem, UsageError
+from gemma_neuron.serving.address import api_base, key_headers
 from gemma_neuron.serving.answers import Answer
 from gemma_neuron.serving.engine import Engine, RunnerFactory
 from gemma_neuron.serving.requests import GenerationRequest, Sampling, TokenEvent
 from gemma_neuron.serving.service import placeholder_ids, sampling_defaults
 from gemma_neuron.serving.source import NotServing
+from gemma_neuron.settings import KEY_VARIABLE
 
 if TYPE_CHECKING:
     import httpx2
@@ -24,9 +25,16 @@ if TYPE_CHECKING:
     from gemma_neuron.port import Port
 
 Message = dict[str, str]
-KEY_VARIABLE = "GEMMA_NEURON_API_KEY"
 SILENCE_SECONDS = 600.0
 """How long a server may say nothing: it sends each token, but a long prompt comes first."""
+
+HINTS = {
+    400: "Change the message or the flag that it names.",
+    401: f"Set {KEY_VARIABLE}.",
+    404: "Give the server's own address, without a path or with /v1.",
+    503: "Ask again.",
+}
+"""What to do about an answer of that status."""
 
 
 class Talker(Protocol):
@@ -119,18 +127,12 @@ class UrlTalker:
     def __init__(self, url: str) -> None:
         import httpx2
 
-        if not url.startswith(("http://", "https://")):
-            raise UsageError(
-                f"{url!r} is no http(s) URL.", "Give a port's folder or a server's URL."
-            )
+        self._url = api_base(url)
         self.max_tokens: int | None = None
         self.temperature: float | None = None
         self.enable_thinking = False
-        key = os.environ.get(KEY_VARIABLE)
-        base = url.rstrip("/")
-        self._url = base if base.endswith("/v1") else base + "/v1"
         self._client = httpx2.Client(
-            headers={"authorization": f"Bearer {key}"} if key else {},
+            headers=key_headers(),
             timeout=httpx2.Timeout(SILENCE_SECONDS, connect=10.0),
         )
         with _told_as_ours(url):
@@ -185,8 +187,8 @@ def _check(reply: httpx2.Response) -> None:
         message = str(reply.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         message = reply.text[:300]
-    hint = f"Set {KEY_VARIABLE}." if reply.status_code == 401 else ""
     kind = UsageError if reply.status_code == 400 else EnvironmentProblem
+    hint = HINTS.get(reply.status_code, "Look at the server's log.")
     raise kind(f"The server answered {reply.status_code}: {message}", hint)
 
 
@@ -204,5 +206,6 @@ def _told_as_ours(url: str) -> Iterator[None]:
         ) from error
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise EnvironmentProblem(
-            f"{url} does not answer as an OpenAI-shaped server does."
+            f"{url} does not answer as an OpenAI-shaped server does.",
+            "Give the address of one, for example of `gemma-neuron serve-local PORT`.",
         ) from error

@@ -111,7 +111,10 @@ class ChatLoop:
                 raise
 
     def say(self, text: str) -> str:
-        """Ask, print the answer as it comes, keep both in the history; the answer."""
+        """Ask, print the answer as it comes, keep both in the history; the answer. Raises UsageError for no text."""
+        for said in (self.system or "", text):
+            if any("\ud800" <= character <= "\udfff" for character in said):
+                raise UsageError("The text is not UTF-8.", "Write it in UTF-8.")
         self.messages.append({"role": "user", "content": text})
         cleaner = Cleaner()
         answer = []

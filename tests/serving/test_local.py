@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ import httpx2
 import openai
 import pytest
 
-from gemma_neuron.errors import UsageError
+from gemma_neuron import interrupts
+from gemma_neuron.commands.serving import serve_local
+from gemma_neuron.errors import IntegrityError, Interrupted, UsageError
 from gemma_neuron.port import Port
 from gemma_neuron.serving.local import access_rules, model_id
 from tests.serving.serve_process import SAID
@@ -74,6 +76,29 @@ def test_serves_and_ends_at_once_when_idle(tmp_path: Path) -> None:
             assert answer.model == "tiny-it"
         found.send_signal(signal.SIGTERM)
         assert ended(found) == (0, "")
+
+
+def test_sigterm_before_it_listens_for_one_is_as_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, ends in ((interrupts.SIGTERM, True), (interrupts.CTRL_C, False)):
+
+        def asked(*_: object, error: Interrupted = error) -> None:
+            raise interrupts.Stop(error)
+
+        monkeypatch.setattr("gemma_neuron.pipeline.open_port", asked)
+        with nullcontext() if ends else pytest.raises(interrupts.Stop):
+            serve_local(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"verdict": NaN}', "[]", "{"])
+def test_a_verdict_that_cannot_be_read_is_said(tmp_path: Path, text: str) -> None:
+    port = write_port(tmp_path)
+    (tmp_path / "validation.json").write_text(text)
+    with pytest.raises(IntegrityError, match=r"validation\.json is not readable"):
+        port.verdict()
+    (tmp_path / "validation.json").write_text('{"verdict": "works", "provenance": [1]}')
+    assert port.verdict() is None
 
 
 def test_sigterm_lets_the_running_stream_end_and_refuses_new_requests(tmp_path: Path) -> None:

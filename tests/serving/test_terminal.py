@@ -20,6 +20,8 @@ from gemma_neuron.errors import (
     TemplateError,
     UsageError,
 )
+from gemma_neuron.serving.access import AccessRules
+from gemma_neuron.serving.bench import find_target
 from gemma_neuron.serving.screen import Cleaner, clean
 from gemma_neuron.serving.talkers import (
     LocalTalker,
@@ -29,8 +31,10 @@ from gemma_neuron.serving.talkers import (
     _told_as_ours,
 )
 from gemma_neuron.serving.terminal import ChatLoop, run_chat
+from gemma_neuron.settings import KEY_VARIABLE
+from tests.command import run
 from tests.serving.fake_runner import FakeRunner
-from tests.serving.server import running, write_port, write_source
+from tests.serving.server import USER, running, write_port, write_source
 
 SAID = "The end,\nit is 😀."
 
@@ -169,6 +173,37 @@ def test_an_error_ends_one_answer_not_the_chat(tmp_path: Path) -> None:
     assert "context is 256" in notes.getvalue()
     assert out.getvalue() == SAID + "\n"
     assert len(loop.messages) == 2
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:abc", "http://", "http://a\x01b"])
+def test_what_is_no_address_is_a_mistake(url: str) -> None:
+    for command in (("chat", url, "--once", "hello"), ("bench", url)):
+        done = run(*command)
+        assert done.returncode == 2 and "no http(s) URL" in done.stderr, done.stderr
+        assert "hint: " in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_key_is_whatever_bytes_the_environment_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = AccessRules(hosts=None, api_key="k\u00e9y")
+    monkeypatch.setenv(KEY_VARIABLE, "k\u00e9y")
+    with running(write_source(tmp_path), rules=rules) as server:
+        talker = UrlTalker(server.url)
+        talker.max_tokens = 2
+        assert "".join(talker.answer(USER))
+        talker.close()
+        assert find_target(server.url, None, None).model == "tiny"
+
+
+def test_text_that_is_none_is_a_mistake(tmp_path: Path) -> None:
+    loop = ChatLoop(Signalled(signal.SIGINT, False), system="a\udcffb")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        loop.say("hello")
+    loop.system = None
+    with pytest.raises(UsageError, match="not UTF-8"):
+        loop.say("\ud83d")
+    assert loop.messages == []
 
 
 class Signalled:

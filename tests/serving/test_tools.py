@@ -223,6 +223,14 @@ def test_bad_schemas_and_choices_are_400(rambling: RunningServer, tmp_path: Path
         ({"tool_choice": "required"}, "not in tools"),
         ({"response_format": form(deep)}, "nested deeper"),
         (
+            {"response_format": form({"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/A"}}})},
+            "fit|used",
+        ),
+        (
+            {"response_format": form({"$ref": "#/$defs/b", "$defs": {"b": needing(LOOP)}})},
+            "No answer can fit",
+        ),
+        (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": deep}}]},
             "nested",
         ),
