@@ -45,7 +45,7 @@ from gemma_neuron.serving.replicas import Replicas  # noqa: E402
 from gemma_neuron.serving.requests import GenerationRequest, TokenEvent, TokenLogprob  # noqa: E402
 from gemma_neuron.serving.source import TokenSource  # noqa: E402
 from gemma_neuron.tokenizer import TOKENIZER_FILE  # noqa: E402
-from scripts.equality_cases import CONVERSATIONS, TURNS, Case, Made, draw_cases, says  # noqa: E402
+from scripts.equality_cases import Case, Made, draw_cases, says  # noqa: E402
 from scripts.result_file import add_result, read_results  # noqa: E402
 from scripts.served import (  # noqa: E402
     Told,
@@ -55,7 +55,6 @@ from scripts.served import (  # noqa: E402
     whole_completion,
 )
 
-GROUP = CONVERSATIONS * TURNS
 SECONDS = 600.0
 KILLS = 2
 """Of replicas, in each group."""
@@ -86,26 +85,27 @@ def one_port(path: Path, asked: argparse.Namespace, end: float) -> bool:
     port = open_port(path)
     assert port.spec is not None
     name = f"{port.record.digest[:12]} {port.spec.dtype}"
-    done = {line["group"] for line in read_results(asked.results) if line["port"] == name}
-    missing = [n for n in range((asked.count + GROUP - 1) // GROUP) if n not in done]
-    if missing and time.monotonic() < end:
-        with Bench(path, asked.replicas) as bench:
-            for group in missing:
-                if time.monotonic() > end:
-                    break
-                line = {"port": name, "group": group, **bench.compare(group)}
-                add_result(asked.results, line)
-                print(json.dumps(line), flush=True)
     lines = [line for line in read_results(asked.results) if line["port"] == name]
+    if requests(lines) < asked.count and time.monotonic() < end:
+        with Bench(path, asked.replicas) as bench:
+            while requests(lines) < asked.count and time.monotonic() < end:
+                group = len(lines)
+                lines.append({"port": name, "group": group, **bench.compare(group)})
+                add_result(asked.results, lines[-1])
+                print(json.dumps(lines[-1]), flush=True)
     keys = ("requests", "tokens", "comparisons", "kills", "moved", "reused", "in_chunks")
     total = {key: sum(line[key] for line in lines) for key in keys}
     # A run in which nothing moved, nothing was reused or no prompt had several chunks has shown nothing of it.
     shown = all(total.values())
     total["differing"] = sum(len(line["differing"]) for line in lines)
     total["other_chunks"] = sum(line["other_chunks"] for line in lines)
-    good = shown and not total["differing"] and total["requests"] >= asked.count
+    good = shown and not total["differing"] and requests(lines) >= asked.count
     print(json.dumps({"port": name, "total": total, "good": good}), flush=True)
     return good
+
+
+def requests(lines: Sequence[dict[str, Any]]) -> int:
+    return sum(line["requests"] for line in lines)
 
 
 class Bench(ExitStack):
