@@ -9,11 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from gemma_neuron.errors import EnvironmentProblem, UsageError
 from gemma_neuron.render.bench import require_plot
-from gemma_neuron.serving.bench import Load, find_target, percentiles, run_load
+from gemma_neuron.serving.bench import Load, _ask, find_target, percentiles, run_load
 from tests.cli_process import run_main
 from tests.serving.fake_runner import FakeRunner
 from tests.serving.server import running
@@ -69,13 +70,19 @@ def test_errors_are_counted_and_told(folder: Path) -> None:
 
 
 class Peer(BaseHTTPRequestHandler):
-    """Another server: it refuses ignore_eos, counts tokens in every event, and ends some answers with no answer."""
+    """Another server: it refuses ignore_eos, counts tokens in every event, and ends some answers with no answer.
+    `closes`: how many requests it takes and closes the connection on."""
+
+    closes = 0
 
     def do_GET(self) -> None:
         self._say(200, "application/json", b'{"data": [{"id": "peer"}]}')
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if Peer.closes:
+            Peer.closes -= 1
+            return
         if "ignore_eos" in body:
             self._say(400, "application/json", b'{"error": {"message": "no such key: ignore_eos"}}')
             return
@@ -122,6 +129,17 @@ def test_peers_are_asked_alike(peer: str, capsys: pytest.CaptureFixture[str]) ->
     assert (run["requests"], run["errors"], run["output_tokens_a_request"]) == (3, 1, 4)
     assert "AttributeError" in run["error"]
     assert run_main(capsys, "bench", peer, *flags, "--ignore-eos").code != 0
+
+
+@pytest.mark.parametrize("closes", [1, 2])
+def test_a_connection_closed_under_a_request_is_one_more_try(peer: str, closes: int) -> None:
+    """As a server does that gives up a kept connection just when the next request comes; twice is a fault."""
+    target = find_target(peer, None, False)
+    with httpx2.Client() as client:
+        Peer.closes = closes
+        found = _ask(client, target, "a", 3)
+    assert Peer.closes == 0
+    assert (found.error != "") == (closes == 2), found.error
 
 
 def test_percentiles() -> None:
