@@ -21,7 +21,7 @@ def control_text(messages: Sequence[Mapping[str, Any]], assets: ChatAssets) -> s
     """The first control token spelled in one string of the messages, or None. Every string counts, roles and tool
     arguments included; what a template puts together is `rendered_control_text`'s affair."""
     for message in messages:
-        for text in _texts(message):
+        for text in texts_of(message):
             for token in assets.tokenizer.encode(text):
                 if token in assets.guarded_ids:
                     return assets.tokenizer.piece_of(token)
@@ -78,13 +78,14 @@ def _replaced(value: Any, marks: Mapping[int, int]) -> Any:
     return value
 
 
-def _texts(value: object) -> Iterator[str]:
+def texts_of(value: object) -> Iterator[str]:
+    """Every string within, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _texts(key)
-            yield from _texts(item)
+            yield from texts_of(key)
+            yield from texts_of(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _texts(item)
+            yield from texts_of(item)

@@ -6,6 +6,7 @@ get theirs from the chat template or from `ChatAssets.completion_ids`, exactly o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -68,6 +69,22 @@ class Tokenizer:
         """Ids of the text alone; a control token spelled in it becomes its one id, as in stock."""
         return list(self._inner.encode(text, add_special_tokens=False).ids)
 
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that the text has at least, told without encoding it, which takes seconds and hundreds of
+        megabytes for a text of megabytes; 0 where this tokenizer has no bound."""
+        return -(-len(text) // self._longest) if self._longest else 0
+
+    @cached_property
+    def _longest(self) -> int:
+        """Characters that one token stands for at most; 0 where nothing bounds it."""
+        inner, added = self._inner, self._inner.get_added_tokens_decoder().values()
+        model: Any = inner.model
+        dropped = any(token.lstrip or token.rstrip for token in added)
+        fused = getattr(model, "fuse_unk", True) and not getattr(model, "byte_fallback", False)
+        if dropped or fused or not (_keeps(inner.normalizer) and _keeps(inner.pre_tokenizer)):
+            return 0
+        return max(map(len, inner.get_vocab(with_added_tokens=True)))
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return str(self._inner.decode(list(ids), skip_special_tokens=skip_special))
 
@@ -78,6 +95,24 @@ class Tokenizer:
     def piece_of(self, token: int) -> str:
         """The vocabulary's entry, empty for an id it does not have."""
         return self._inner.id_to_token(token) or ""
+
+
+def _keeps(step: Any) -> bool:
+    """Whether a step before the model leaves at least as many characters as it is given, as far as is known."""
+    if step is None:
+        return True
+    state = json.loads(step.__getstate__())
+    if state["type"] == "Sequence":
+        parts = state.get("normalizers") or state.get("pretokenizers") or [{}]
+        return all(map(_keeps_state, parts))
+    return _keeps_state(state)
+
+
+def _keeps_state(state: dict[str, Any]) -> bool:
+    kind, pattern = state.get("type"), state.get("pattern")
+    if kind == "Replace" and isinstance(pattern, dict) and "String" in pattern:
+        return len(state["content"]) >= len(pattern["String"])
+    return kind == "Prepend" or (kind == "Split" and state.get("behavior") != "Removed")
 
 
 def _bos_id(inner: tokenizers.Tokenizer, config: dict[str, Any], folder: Path) -> int:

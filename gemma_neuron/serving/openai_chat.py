@@ -8,12 +8,21 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from gemma_neuron.chat import ChatAssets, control_text, rendered_control_text
+from gemma_neuron.control_text import texts_of
 from gemma_neuron.errors import TemplateError, TemplateLateError
 from gemma_neuron.serving.answers import Answer, Delta, ToolCall
 from gemma_neuron.serving.api_types import ChatBody
 from gemma_neuron.serving.errors import ApiError
 from gemma_neuron.serving.requests import GenerationRequest, TokenLogprob
-from gemma_neuron.serving.service import Service, check_prompt, collect, failed, run_all, usage
+from gemma_neuron.serving.service import (
+    Service,
+    check_prompt,
+    check_text,
+    collect,
+    failed,
+    run_all,
+    usage,
+)
 from gemma_neuron.serving.streams import EventStream
 from gemma_neuron.serving.tools import grammar_of, reading_of, template_tools
 
@@ -25,12 +34,16 @@ def prompt_ids(service: Service, body: ChatBody) -> list[int]:
     guarded = not service.info.allow_control_text
     try:
         tools = template_tools(body, assets)
+        for text in texts_of([*messages, *(tools or [])]):
+            check_text(text, assets.tokenizer, service.limits())
         if guarded:
             for number, message in enumerate(messages, 1):
                 found = control_text([message], assets)
                 _refuse_control_text(found, "messages", f"Message {number} of {len(messages)} has")
             _refuse_control_text(control_text(tools or [], assets), "tools", "The tools have")
-        ids = assets.prompt_ids(messages, tools=tools, enable_thinking=thinking)
+        prompt = assets.prompt_text(messages, tools=tools, enable_thinking=thinking)
+        check_text(prompt, assets.tokenizer, service.limits())
+        ids = assets.completion_ids(prompt)
         check_prompt(ids, service.limits())  # what is too long is not rendered once more
         if guarded:
             found = rendered_control_text(

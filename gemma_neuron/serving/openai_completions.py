@@ -16,6 +16,7 @@ from gemma_neuron.serving.requests import GenerationRequest, Grammar, TokenLogpr
 from gemma_neuron.serving.service import (
     DEFAULT_COMPLETION_TOKENS,
     Service,
+    check_text,
     collect,
     failed,
     run_all,
@@ -55,6 +56,8 @@ def prepare(service: Service, body: CompletionBody) -> Prepared:
     total = 0
     for prompt in prompts:
         tokenizer = service.assets.tokenizer
+        if isinstance(prompt, str):
+            check_text(prompt, tokenizer, service.limits())
         # Ids are taken as they are: who sends ids decides about BOS. A text gets it, exactly once.
         ids = service.assets.completion_ids(prompt) if isinstance(prompt, str) else prompt
         total += len(ids)

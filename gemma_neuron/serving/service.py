@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemma_neuron.chat import ChatAssets
+from gemma_neuron.chat import ChatAssets, Tokenizer
 from gemma_neuron.serving.answers import Answer, Delta
 from gemma_neuron.serving.api_types import GenerationBody
 from gemma_neuron.serving.errors import ApiError
@@ -140,14 +140,25 @@ def check_prompt(ids: Sequence[int], limits: Limits, answer: int = 1) -> None:
             400, f"Token id {wrong} is not in the vocabulary of {limits.vocab}.", param="prompt"
         )
     if len(ids) + answer > limits.max_context:
-        raise ApiError(
-            400,
-            f"The prompt has {len(ids)} tokens; this port's context is {limits.max_context} tokens and "
-            f"an answer needs at least {answer}. Shorten the prompt, or compile with "
-            f"--max-context {len(ids) + answer} or more.",
-            param="prompt",
-            code="context_length_exceeded",
-        )
+        raise _too_long(f"{len(ids)}", len(ids), limits, answer)
+
+
+def check_text(text: str, tokenizer: Tokenizer, limits: Limits) -> None:
+    """Raise ApiError 400 for a text that is too long by its characters alone, before it is encoded."""
+    least = tokenizer.least_tokens(text)
+    if least > limits.max_context:
+        raise _too_long(f"at least {least}", least, limits, 1)
+
+
+def _too_long(said: str, tokens: int, limits: Limits, answer: int) -> ApiError:
+    return ApiError(
+        400,
+        f"The prompt has {said} tokens; this port's context is {limits.max_context} tokens and "
+        f"an answer needs at least {answer}. Shorten the prompt, or compile with "
+        f"--max-context {tokens + answer} or more.",
+        param="prompt",
+        code="context_length_exceeded",
+    )
 
 
 def check_ids(body: GenerationBody, limits: Limits) -> None:

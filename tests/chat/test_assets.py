@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gemma_neuron.chat import (
     ChatAssets,
@@ -19,11 +21,13 @@ from gemma_neuron.chat import (
     rendered_control_text,
     stop_token_ids,
 )
+from gemma_neuron.demo import demo_folder
 from gemma_neuron.errors import ConfigError, TemplateError, TokenizerError
 from tests.chat.templates import GEMMA4, GEMMA4_LARGE
 from tests.serving.server import VOCAB, write_source
 
 USER = [{"role": "user", "content": "the end"}]
+BUNDLED = Tokenizer.from_folder(demo_folder())
 
 
 @contextmanager
@@ -281,3 +285,38 @@ def test_chat_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.stdout == "[]\n", done.stderr
+
+
+@given(st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("  \n\t▁aé😀"))))
+def test_a_text_has_at_least_the_tokens_that_its_length_tells(text: str) -> None:
+    for part in (text, text * 40, "<eos>" + text):
+        assert BUNDLED.least_tokens(part) <= len(BUNDLED.encode(part))
+
+
+def test_the_bound_is_one_that_helps() -> None:
+    assert BUNDLED.least_tokens("a" * 1600) >= 100
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "NFKC"}},
+        {"normalizer": {"type": "Replace", "pattern": {"String": "ab"}, "content": "a"}},
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}},
+        {"pre_tokenizer": {"type": "WhitespaceSplit"}},
+        {
+            "pre_tokenizer": {
+                "type": "Split",
+                "pattern": {"String": " "},
+                "behavior": "Removed",
+                "invert": False,
+            }
+        },
+    ],
+)
+def test_where_characters_may_go_there_is_no_bound(tmp_path: Path, change: dict[str, Any]) -> None:
+    for name in ("tokenizer_config.json", "config.json"):
+        (tmp_path / name).write_bytes((demo_folder() / name).read_bytes())
+    found = json.loads((demo_folder() / "tokenizer.json").read_text(encoding="utf-8"))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(found | change))
+    assert Tokenizer.from_folder(tmp_path).least_tokens("a" * 1000) == 0
