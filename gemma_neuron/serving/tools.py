@@ -32,9 +32,11 @@ def template_tools(body: ChatBody, assets: ChatAssets) -> list[dict[str, Any]] |
 
 def refuse_unheld(body: ChatBody) -> None:
     """Raise ApiError 400 for a tool whose calls cannot be held to its parameters though they must, or can never fit."""
+    if not _holds(body):
+        return
     for index, tool in enumerate(body.tools):
         function = tool.function
-        if tool not in body.offered or (body.tool_choice == "auto" and not function.strict):
+        if tool not in body.offered:
             continue
         parameters, name = parameters_of(function.model_dump()), f"tools.{index}.function"
         size = len(json.dumps(function.parameters))
@@ -47,6 +49,11 @@ def refuse_unheld(body: ChatBody) -> None:
         if parameters.endless():
             text = f"No call can fit {name}.parameters: they need themselves, or constants contradict their types."
             raise ApiError(400, text, param=f"{name}.parameters")
+
+
+def _holds(body: ChatBody) -> bool:
+    """Whether calls are held to parameters: where one is asked for, and each that is chosen where a tool is strict."""
+    return body.tool_choice != "auto" or any(tool.function.strict for tool in body.offered)
 
 
 def marks(assets: ChatAssets) -> tuple[int, int, int] | None:
@@ -72,13 +79,13 @@ def grammar_of(body: ChatBody, assets: ChatAssets) -> Grammar | None:
     if body.response_format is not None and body.response_format.schema_text is not None:
         return Grammar("json_schema", body.response_format.schema_text, thought)
     found = marks(assets)
-    free = body.tool_choice == "auto"
-    strict = any(tool.function.strict for tool in body.offered)
-    if not body.offered or found is None or (free and not strict):
+    if not body.offered or found is None or not _holds(body):
         return None
     tools = [tool.function.model_dump(exclude_none=True) for tool in body.offered]
     text = call_grammar(tools, opening=found[0], closing=found[1], quote=found[2])
-    return Grammar("lark", text, opening=found[0]) if free else Grammar("lark", text, thought)
+    if body.tool_choice == "auto":
+        return Grammar("lark", text, opening=found[0])
+    return Grammar("lark", text, thought)
 
 
 def _thought(assets: ChatAssets) -> tuple[int, int] | None:

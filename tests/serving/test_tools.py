@@ -335,6 +335,14 @@ def test_a_strict_tool_that_no_call_would_be_held_to_is_refused(
         chat(roomy, tools=[tool], tool_choice=choice, max_tokens=2)
 
 
+def test_a_tool_beside_a_strict_one_must_be_one_that_a_call_can_fit(roomy: RunningServer) -> None:
+    endless = defined({"a": LOOP}, b=needing(LOOP))
+    endless["function"] |= {"name": "g", "strict": False}
+    with pytest.raises(openai.BadRequestError, match="No call can fit"):
+        chat(roomy, tools=[strict(properties={}), endless], max_tokens=2)
+    assert chat(roomy, tools=[endless], max_tokens=2)  # held to nothing
+
+
 def test_what_is_strict_is_named(rambling: RunningServer) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         chat(rambling, tools=[OTHER, UNHELD["pattern"][0]])
