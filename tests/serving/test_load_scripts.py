@@ -35,6 +35,11 @@ def cut(events: Sequence[Any]) -> Iterator[str]:
             with one:
                 one.recv(65536)
                 one.sendall((head + text).encode())
+                one.shutdown(socket.SHUT_WR)
+                while one.recv(
+                    65536
+                ):  # what is closed unread is reset, and the answer lost with it
+                    pass
 
         thread = threading.Thread(target=serve)
         thread.start()
