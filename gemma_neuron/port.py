@@ -24,7 +24,6 @@ from gemma_neuron.artifacts import (
 from gemma_neuron.backends.base import CompileSpec, UnitSpec
 from gemma_neuron.errors import IntegrityError, PortIncompleteError, PortMismatchError
 from gemma_neuron.plan import ShardPlan
-from gemma_neuron.strict_json import parse_json
 
 if TYPE_CHECKING:
     from gemma_neuron.geometry import ModelGeometry
@@ -213,8 +212,8 @@ class Port:
         if not file.is_file():
             raise self._unreadable(name, "it is no file")
         try:
-            found = parse_json(file.read_bytes())
-        except (OSError, ValueError) as error:
+            found = json.loads(file.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
             raise self._unreadable(name, error) from error
         if not isinstance(found, dict):
             raise self._unreadable(name, "it holds no JSON object")
