@@ -82,8 +82,9 @@ def serve_local(
             ),
         )
     except interrupts.Stop as stop:
+        # SIGTERM before the server listens for it: nothing was asked of it yet, and no work is left.
         if stop.error is not interrupts.SIGTERM:
-            raise  # told to end before it listened for it: nothing was asked yet
+            raise
 
 
 def emit_ready(fields: dict[str, object]) -> None:

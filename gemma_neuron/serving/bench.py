@@ -189,18 +189,15 @@ def _ask(client: httpx2.Client, target: Target, prompt: str, tokens: int) -> Mea
     if target.ignore_eos:
         body["ignore_eos"] = True
     found, sent = Measured(), time.monotonic()
-    for last in (False, True):
+    try:
         try:
             _hear(client, target, body, found, sent)
-        except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError) as error:
-            if last or found.heard:
-                found.error = f"{type(error).__name__}: {error}"
-                break
-        except Exception as error:  # what is no answer fails its request, not the run
-            found.error = f"{type(error).__name__}: {error}"
-            break
-        else:
-            break
+        except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
+            if found.heard:
+                raise
+            _hear(client, target, body, found, sent)
+    except Exception as error:  # what is no answer fails its request, not the run
+        found.error = f"{type(error).__name__}: {error}"
     if not found.error and found.first is None:
         found.error = "an answer without text"
     return found

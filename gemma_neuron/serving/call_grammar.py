@@ -69,7 +69,7 @@ class _GrammarMaker:
         """Such rules and what they are to say: a definition may name itself, or others in a long row."""
 
     def call(self, tool: Mapping[str, Any]) -> str:
-        parameters = parameters_of(tool)
+        parameters = parameters_of(tool.get("parameters"))
         self._named = {}
         held = parameters.object()
         body = "free_object" if held is None else self._object(held, parameters, 0)

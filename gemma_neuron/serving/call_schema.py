@@ -9,7 +9,7 @@ from typing import Any
 
 from gemma_neuron.serving.notation import DEPTH, KEY
 
-SIMPLE = frozenset({"string", "number", "integer", "boolean", "null"})
+KINDS = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 ANNOTATIONS = frozenset({"description", "title", "default", "examples", "$schema", "$comment"})
 """Keywords that hold a value to nothing."""
 DEFINITIONS = ("$defs", "definitions")
@@ -52,9 +52,8 @@ class Parameters:
         return not _ends(self.schema, self, ending)
 
 
-def parameters_of(tool: Mapping[str, Any]) -> Parameters:
-    """Of one of OpenAI's `function` objects."""
-    schema = tool.get("parameters")
+def parameters_of(schema: Any) -> Parameters:
+    """Of a tool's `parameters`, or of any schema; what is no object holds nothing to anything."""
     schema = schema if isinstance(schema, Mapping) else {}
     found: dict[str, Any] = {}
     for where in DEFINITIONS:
@@ -119,7 +118,7 @@ def _unheld(schema: Any, parameters: Parameters, depth: int) -> str:
                 return f"what stands beside {keyword!r} is not held to"
             return _unheld_choice(schema, parameters, depth)
     for kind in kinds(schema):
-        if not isinstance(kind, str) or kind not in {"object", "array", *SIMPLE}:
+        if not isinstance(kind, str) or kind not in KINDS:
             return f"the type {str(kind)[:100]!r} is not held to"
     why = _unheld_object(schema) if "object" in kinds(schema) else ""
     parts = _parts(schema)
@@ -146,11 +145,7 @@ def _unheld_object(schema: Mapping[str, Any]) -> str:
     if properties(schema) is None:
         return "the name of a property cannot be written in a call"
     needed = schema.get("required", [])
-    if (
-        not isinstance(needed, list)
-        or required(schema) - set(found)
-        or len(needed) != len(required(schema))
-    ):
+    if not isinstance(needed, list) or len(needed) != len(required(schema) & set(found)):
         return "a required property is none of its properties"
     return ""
 

@@ -83,10 +83,7 @@ class Grammars:
         text = grammar.text
         if len(text.encode()) > SCHEMA_BYTES:
             raise GrammarError(f"The schema is larger than {SCHEMA_BYTES} bytes.")
-        if (
-            grammar.kind == "json_schema"
-            and parameters_of({"parameters": json.loads(text)}).endless()
-        ):
+        if grammar.kind == "json_schema" and parameters_of(json.loads(text)).endless():
             raise GrammarError("No answer can fit the schema: it needs itself without end.")
         try:
             if grammar.kind == "json_schema":

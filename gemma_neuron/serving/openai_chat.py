@@ -34,17 +34,18 @@ def prompt_ids(service: Service, body: ChatBody) -> list[int]:
     guarded = not service.info.allow_control_text
     try:
         tools = template_tools(body, assets)
+        limits = service.limits()
         for text in texts_of([*messages, *(tools or [])]):
-            check_text(text, assets.tokenizer, service.limits())
+            check_text(text, assets.tokenizer, limits)
         if guarded:
             for number, message in enumerate(messages, 1):
                 found = control_text([message], assets)
                 _refuse_control_text(found, "messages", f"Message {number} of {len(messages)} has")
             _refuse_control_text(control_text(tools or [], assets), "tools", "The tools have")
         prompt = assets.prompt_text(messages, tools=tools, enable_thinking=thinking)
-        check_text(prompt, assets.tokenizer, service.limits())
+        check_text(prompt, assets.tokenizer, limits)
         ids = assets.completion_ids(prompt)
-        check_prompt(ids, service.limits())  # what is too long is not rendered once more
+        check_prompt(ids, limits)  # what is too long is not rendered once more
         if guarded:
             found = rendered_control_text(
                 messages, assets, tools=tools, enable_thinking=thinking, ids=ids

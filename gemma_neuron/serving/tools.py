@@ -38,7 +38,7 @@ def refuse_unheld(body: ChatBody) -> None:
         function = tool.function
         if tool not in body.offered:
             continue
-        parameters, name = parameters_of(function.model_dump()), f"tools.{index}.function"
+        parameters, name = parameters_of(function.parameters), f"tools.{index}.function"
         size = len(json.dumps(function.parameters))
         if size > SCHEMA_BYTES or len(parameters.definitions) > MOST_DEFINITIONS:
             text = f"{name}.parameters is larger than {SCHEMA_BYTES} bytes or has over {MOST_DEFINITIONS} definitions."

@@ -36,9 +36,7 @@ def cut(events: Sequence[Any]) -> Iterator[str]:
                 one.recv(65536)
                 one.sendall((head + text).encode())
                 one.shutdown(socket.SHUT_WR)
-                while one.recv(
-                    65536
-                ):  # what is closed unread is reset, and the answer lost with it
+                while one.recv(65536):  # closed unread, it would be reset, the answer lost
                     pass
 
         thread = threading.Thread(target=serve)
